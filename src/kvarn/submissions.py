@@ -13,7 +13,7 @@ from kvarn.adapters.pool import AdapterPool, LoraChoice
 from kvarn.checks import check_parameter
 from kvarn.diffusion import DiffusionParams
 from kvarn.engine.submission import Submission
-from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.errors import InvalidParameter, PromptTooLong, UnsupportedModel
 from kvarn.fill.layout import CanvasLayout, lay_out
 from kvarn.fill.template import Parts
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
@@ -107,6 +107,8 @@ class Submissions:
             if getattr(params, name) not in (None, ()):
                 raise InvalidParameter(f"{name} has no meaning for a template; leave it out", field=name)
         ids = ids or self._tokenizer.eos_ids[:1]  # where nothing stands before a text, the end of another does
+        if len(ids) >= context:
+            raise PromptTooLong(len(ids), context - 1)
         layout = lay_out(self._tokenizer, parts, self.constraints.compile, context - len(ids))
         diffusion = replace(params.diffusion or DiffusionParams(), pinned=layout.pinned)
         params = params.replace(max_tokens=layout.num_tokens, ignore_eos=True, diffusion=diffusion)

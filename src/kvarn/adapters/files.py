@@ -8,6 +8,7 @@ shapes, but for the embedding's lora_a, which is (tokens, rank).
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -19,12 +20,14 @@ from kvarn.adapters.peft_config import read_config
 from kvarn.adapters.targets import FilePair, family_of, fit_adapter
 from kvarn.adapters.weights import EMBEDDING, Float32, LoraWeights, LowRank
 from kvarn.checks import short
-from kvarn.errors import FormatError, ModelNotFound, UnsupportedModel
+from kvarn.errors import DoesNotFit, FormatError, ModelNotFound, UnsupportedModel
 from kvarn.formats.hf_names import Dialect, translate
 from kvarn.formats.quants import dequantize
 from kvarn.formats.strict_json import read_object
 from kvarn.models.spec import ModelSpec
 
+MAX_BYTES = 8 << 30  # where nobody says what there is room for
+BYTES_HELD = 2  # of a value: f16, the narrowest form in which backends hold pairs
 CONFIG, SAFETENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PEFT_PAIR = re.compile(r"(?:base_model\.model\.)?(.{1,300})\.lora_(embedding_)?([AB])(?:\.default)?(?:\.weight)?")
 _GGUF_PAIR = re.compile(r"(.{1,300})\.weight\.lora_([ab])")
@@ -74,17 +77,17 @@ def is_adapter(path: str | os.PathLike[str]) -> bool:
     return os.path.isfile(os.path.join(path, CONFIG))
 
 
-def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
-    """Read a PEFT folder or a GGUF adapter, whole."""
+def open_adapter(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> AdapterFile:
+    """Read a PEFT folder or a GGUF adapter, whole; one that needs more as f16 is refused before it is read."""
     name = os.fspath(path)
     if os.path.isdir(name):
-        return _read_folder(name)
+        return _read_folder(name, max_bytes)
     if not os.path.exists(name):
         raise ModelNotFound(f"adapter {short(name)} is not here; give a PEFT folder or a GGUF adapter")
-    return _read_gguf(name)
+    return _read_gguf(name, max_bytes)
 
 
-def _read_folder(folder: str) -> AdapterFile:
+def _read_folder(folder: str, max_bytes: int) -> AdapterFile:
     from kvarn.formats.safetensors import SafetensorsFile
 
     if not is_adapter(folder):
@@ -102,6 +105,7 @@ def _read_folder(folder: str) -> AdapterFile:
             return dequantize(file.raw(name), info.type, info.shape)
 
         halves = _halves(file.tensors, _peft_half, folder)
+        _check_size((info.shape for info in file.tensors.values()), max_bytes, folder)
         pairs = [
             FilePair(module, module, _peft_pair(module, names, read, config.rank_of(module), config.scale_of(module)))
             for module, names in halves.items()
@@ -126,7 +130,7 @@ def _peft_pair(
     return pair
 
 
-def _read_gguf(path: str) -> AdapterFile:
+def _read_gguf(path: str, max_bytes: int) -> AdapterFile:
     from kvarn.formats.gguf.splits import open_gguf
 
     source = open_gguf(path)
@@ -144,6 +148,7 @@ def _read_gguf(path: str) -> AdapterFile:
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
             raise FormatError(f"adapter.lora.alpha is {short(alpha)}; expected a number", file=path)
         pairs = []
+        _check_size((info.shape for info in source.tensors.values()), max_bytes, path)
         for name, names in _halves(source.tensors, _gguf_half, path).items():
             a, b = (_matrix(np.array(source.array(names[half]), np.float32), names[half]) for half in "ab")
             a = np.ascontiguousarray(a.T) if name == EMBEDDING else a
@@ -157,6 +162,16 @@ def _read_gguf(path: str) -> AdapterFile:
     return AdapterFile(
         _describe(path, "gguf", pairs, base, architecture if isinstance(architecture, str) else None), tuple(pairs)
     )
+
+
+def _check_size(shapes: Iterable[tuple[int, ...]], max_bytes: int, path: str) -> None:
+    needed = sum(map(math.prod, shapes)) * BYTES_HELD
+    if needed > max_bytes:
+        raise DoesNotFit(
+            f"{path}: the adapter needs {needed:,} bytes as f16, {max_bytes:,} are allowed; raise lora_bytes",
+            needed_bytes=needed,
+            available_bytes=max_bytes,
+        )
 
 
 def _gguf_half(name: str) -> tuple[str, str] | None:

@@ -146,7 +146,7 @@ class AdapterPool:
             raise UnsupportedModel(
                 f"{self._spec.name!r} is an encoder; adapters are for models that generate", fields=("lora",)
             )
-        file = open_adapter(path)
+        file = open_adapter(path, self._budget_bytes)
         return file.description, file.fit(self._spec)
 
     def _pack(self, weights: LoraWeights, name: str) -> _PackedAdapter:

@@ -17,6 +17,8 @@ from kvarn.structured.constraints import JsonSchema
 MAX_DEPTH = 16
 MAX_SKELETON_CHARACTERS = 1 << 18  # as many as a schema may have
 DEFINITIONS = ("$defs", "definitions")
+OF_DEFINITIONS = tuple(f"#/{name}/" for name in DEFINITIONS)
+JSON_TYPES = {"string": str, "integer": int, "boolean": bool, "null": type(None)}
 NOTES = frozenset({"title", "description", "default", "examples", "$schema", "$id", "$comment", *DEFINITIONS})
 OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties"}) | NOTES
 OF_LISTS = frozenset({"type", "items", "minItems", "maxItems"}) | NOTES
@@ -26,7 +28,10 @@ def skeleton(schema: Mapping[str, Any] | str, *, num_items: int = 2, value_token
     """The parts of a template whose filling follows the schema; lists get num_items items if they may have so many."""
     root = json.loads(JsonSchema(schema).text)
     writer = _Writer({name: root[name] for name in DEFINITIONS if name in root}, num_items, value_tokens)
-    parts = _merged(_bounded(writer.value(root, "", 0)))
+    if all(reference.startswith(OF_DEFINITIONS) for reference in _references(root)):
+        parts = _merged(_bounded(writer.value(root, "", 0)))
+    else:  # a part of the schema would lack what it refers to: the whole is one slot
+        parts = (NamedSlot("/", Slot(value_tokens, schema=root)),)
     if not any(isinstance(part, NamedSlot) for part in parts):
         raise ConstraintError("the schema leaves nothing to fill in: every value of it is given")
     return parts
@@ -40,45 +45,75 @@ class _Writer:
         self._num_items = num_items
         self._value_tokens = value_tokens
 
-    def value(self, schema: Any, path: str, depth: int) -> Iterator[str | NamedSlot]:
-        schema = self._resolved(schema)
+    def value(
+        self, schema: Any, path: str, depth: int, within: frozenset[str] = frozenset()
+    ) -> Iterator[str | NamedSlot]:
+        """within: the references that lead here; one that comes again is the constraint of a slot."""
+        schema, within = self._resolved(schema, within)
         if depth < MAX_DEPTH and _is_plain_object(schema):
-            yield from self._object(schema, path, depth)
+            yield from self._object(schema, path, depth, within)
         elif depth < MAX_DEPTH and _is_plain_list(schema):
-            yield from self._list(schema, path, depth)
-        elif "const" in schema:
+            yield from self._list(schema, path, depth, within)
+        elif set(schema) - NOTES == {"const"} or _is_const_of_its_type(schema):
             yield json.dumps(schema["const"], ensure_ascii=False)
         else:
             yield NamedSlot(path or "/", Slot(self._value_tokens, schema={**self._definitions, **schema}))
 
-    def _object(self, schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str | NamedSlot]:
+    def _object(
+        self, schema: Mapping[str, Any], path: str, depth: int, within: frozenset[str]
+    ) -> Iterator[str | NamedSlot]:
         yield "{"
         for index, (name, value) in enumerate(schema["properties"].items()):
             yield f"{',' if index else ''}{json.dumps(name, ensure_ascii=False)}:"
-            yield from self.value(value, f"{path}/{name}", depth + 1)
+            yield from self.value(value, f"{path}/{name}", depth + 1, within)
         yield "}"
 
-    def _list(self, schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str | NamedSlot]:
+    def _list(
+        self, schema: Mapping[str, Any], path: str, depth: int, within: frozenset[str]
+    ) -> Iterator[str | NamedSlot]:
         least, most = schema.get("minItems", 0), schema.get("maxItems", self._num_items)
         yield "["
         for index in range(max(least, min(self._num_items, most))):
             yield "," if index else ""
-            yield from self.value(schema["items"], f"{path}/{index}", depth + 1)
+            yield from self.value(schema["items"], f"{path}/{index}", depth + 1, within)
         yield "]"
 
-    def _resolved(self, schema: Any) -> dict[str, Any]:
-        """What a reference stands for, where nothing stands beside it."""
+    def _resolved(self, schema: Any, within: frozenset[str]) -> tuple[dict[str, Any], frozenset[str]]:
+        """What a reference stands for, where nothing stands beside it, and the references that lead there."""
         if schema is True:
-            return {}
-        for _ in range(MAX_DEPTH):
-            if not isinstance(schema, dict) or set(schema) - NOTES != {"$ref"}:
+            return {}, within
+        while isinstance(schema, dict) and set(schema) - NOTES == {"$ref"}:
+            found = self._found(schema["$ref"])
+            if found is None or schema["$ref"] in within:
                 break
-            kind, _, name = str(schema["$ref"]).removeprefix("#/").partition("/")
-            found = self._definitions.get(kind, {}).get(name)
-            if not isinstance(found, dict):
-                break
+            within |= {schema["$ref"]}
             schema = found
-        return schema if isinstance(schema, dict) else {"not": {}}
+        return (schema if isinstance(schema, dict) else {"not": {}}), within
+
+    def _found(self, reference: object) -> dict[str, Any] | None:
+        """The definition that a reference names; None: there is none, or it is no object."""
+        kind, _, name = str(reference).removeprefix("#/").partition("/")
+        definitions = self._definitions.get(kind)
+        found = definitions.get(name) if isinstance(definitions, dict) else None
+        return found if isinstance(found, dict) else None
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Every reference in a schema, wherever it stands."""
+    ahead = [schema]
+    while ahead:
+        at = ahead.pop()
+        if isinstance(at, dict):
+            if isinstance(at.get("$ref"), str):
+                yield at["$ref"]
+            ahead += at.values()
+        elif isinstance(at, list):
+            ahead += at
+
+
+def _is_const_of_its_type(schema: Mapping[str, Any]) -> bool:
+    is_pair = set(schema) - NOTES == {"const", "type"}
+    return is_pair and isinstance(schema["type"], str) and JSON_TYPES.get(schema["type"]) is type(schema["const"])
 
 
 def _bounded(parts: Iterator[str | NamedSlot]) -> Iterator[str | NamedSlot]:

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from kvarn.adapters.files import open_adapter
 from kvarn.adapters.weights import LoraWeights
-from kvarn.errors import FormatError, KvarnError, ModelNotFound, UnsupportedModel
+from kvarn.errors import DoesNotFit, FormatError, KvarnError, ModelNotFound, UnsupportedModel
 from kvarn.formats.gguf.writer import write_gguf
 from kvarn.formats.open import open_weights
 from kvarn.models.describe import describe
@@ -177,3 +177,20 @@ def test_a_damaged_file_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
         (folder / "adapter_model.safetensors").write_bytes(whole[:end])
         with pytest.raises(FormatError):
             open_adapter(folder)
+
+
+def test_an_adapter_of_more_bytes_than_there_are_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    name, columns = f"base_model.model.{Q}", 1 << 30
+    ends = (0, 16 * columns, 16 * columns + 64)
+    parts = {"A": [4, columns], "B": [4, 4]}
+    header = {
+        f"{name}.lora_{part}.weight": {"dtype": "F32", "shape": shape, "data_offsets": ends[index : index + 2]}
+        for index, (part, shape) in enumerate(parts.items())
+    }
+    data = json.dumps(header).encode()
+    (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
+    with (tmp_path / "adapter_model.safetensors").open("wb") as file:
+        file.write(len(data).to_bytes(8, "little") + data)
+        file.truncate(8 + len(data) + ends[-1])  # without blocks: it takes no room on the disk
+    with pytest.raises(DoesNotFit, match="lora_bytes"):
+        open_adapter(tmp_path, max_bytes=1 << 30)

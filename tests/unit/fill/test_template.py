@@ -13,6 +13,9 @@ from kvarn.fill.skeleton import skeleton
 from kvarn.fill.template import NamedSlot, Parts, parse_template
 from kvarn.structured.constraints import Grammar, JsonSchema, Regex
 
+PAIR = {"type": "array", "items": {}, "minItems": 2, "maxItems": 2}
+TREE = {"type": "object", "properties": {"v": {"type": "null"}, "l": {"$ref": "#/$defs/t"}, "r": {"$ref": "#/$defs/t"}}}
+
 
 def shape(parts: Parts) -> str:
     return "".join(part if isinstance(part, str) else f"<{part.name}>" for part in parts)
@@ -94,10 +97,7 @@ def test_a_schema_that_leaves_nothing_open_is_refused() -> None:
     [
         {"type": "array", "items": {"type": "string"}, "minItems": 10**12},
         {"type": "array", "items": {"const": "x"}, "minItems": 10**12},
-        {
-            "$ref": "#/$defs/t",
-            "$defs": {"t": {"type": "object", "properties": {n: {"$ref": "#/$defs/t"} for n in "lr"}}},
-        },
+        {"$ref": "#/$defs/0", "$defs": {f"{i}": PAIR | {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(9)}},
     ],
     ids=("values", "text", "references"),
 )
@@ -111,4 +111,26 @@ def test_a_small_schema_of_a_huge_skeleton_is_refused_before_it_is_written(schem
 )
 def test_what_is_no_schema_is_left_to_the_constraint_of_a_slot(wrong: dict[str, Any]) -> None:
     (part,) = skeleton({"type": "object", "properties": {"a": {}}} | wrong)
+    assert isinstance(part, NamedSlot)
+
+
+def test_a_reference_within_itself_is_one_slot() -> None:
+    parts = skeleton({"type": "object", "properties": {"x": {"$ref": "#/$defs/t"}}, "$defs": {"t": TREE}})
+    assert shape(parts) == '{"x":{"v":</x/v>,"l":</x/l>,"r":</x/r>}}'
+
+
+def test_a_schema_that_refers_to_its_own_parts_is_one_slot() -> None:
+    kids = {"anyOf": [{"type": "array", "items": {"$ref": "#"}}]}
+    assert shape(skeleton({"type": "object", "properties": {"kids": kids}})) == "</>"
+
+
+@pytest.mark.parametrize(("schema", "text"), [({"type": "string"}, "</a>"), ({"type": "integer"}, "5"), ({}, "5")])
+def test_a_constant_is_text_unless_more_is_said_of_it(schema: dict[str, Any], text: str) -> None:
+    both = {"a": {"const": 5, **schema}, "b": {"type": "null"}}
+    assert shape(skeleton({"type": "object", "properties": both})) == f'{{"a":{text},"b":</b>}}'
+
+
+@pytest.mark.parametrize("definitions", [5, [], {"t": 5}], ids=str)
+def test_definitions_that_are_none_are_left_to_the_constraint_of_a_slot(definitions: object) -> None:
+    (part,) = skeleton({"$ref": "#/$defs/t", "$defs": definitions})
     assert isinstance(part, NamedSlot)

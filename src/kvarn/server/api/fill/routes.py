@@ -14,6 +14,7 @@ from kvarn.server.api.fill.schema import FillAnswer, FillBody
 from kvarn.server.api.openai.envelope import Envelope, usage_fields
 from kvarn.server.api.schema import InvalidField, body_of, field_at_fault
 from kvarn.server.chat.generation_plan import RequestOptions
+from kvarn.server.chat.prompt_limits import check_bounded
 from kvarn.server.dependencies import Charged, Models, RunningGenerations
 from kvarn.types import SamplingParams
 
@@ -58,6 +59,9 @@ class _Template:
 
     def submission(self) -> Submission:
         llm, body = self._llm, self._body
+        source = "json_schema" if body.template is None else "template"
+        check_bounded(llm, [body.prompt], None)
+        check_bounded(llm, [part for part in self._parts if isinstance(part, str)], source)
         ids = llm.tokenizer.encode(body.prompt)
         with field_at_fault("json_schema" if body.template is None else "slots"):
             submission, self.layout = llm.submissions.of_fill(ids, self._parts, self._params, llm.context)
