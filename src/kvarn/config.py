@@ -207,11 +207,12 @@ class EngineConfig:
 
 def speculation_methods(setting: str) -> frozenset[str]:
     """Where drafts come from; empty: there are none."""
-    if setting == "off":
+    if isinstance(setting, str) and setting == "off":
         return frozenset()
     names = setting.split(",") if isinstance(setting, str) else [setting]
+    known = ("auto", *SPECULATION_METHODS)
     for name in names:
-        check_setting.one_of("speculation", name, ("off", "auto", *SPECULATION_METHODS)[name == "off" :])
+        check_setting.one_of("speculation", name, known if len(names) > 1 else ("off", *known))
     return frozenset(names) - {"auto"} | (AUTO_SPECULATION if "auto" in names else frozenset())
 
 

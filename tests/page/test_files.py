@@ -33,6 +33,8 @@ UNUSED = {
     "parallel_tool_calls": "the default is right",
     "modalities": "there is only text",
     "store": "nothing is stored",
+    "prediction": "for programs that edit texts",
+    "speculate": "changes no byte of an answer",
 }
 
 

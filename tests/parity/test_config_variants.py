@@ -137,7 +137,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"sliding_window": 4}, "sliding_window"),
     ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     ("llama", {"attention_bias": True}, "attn_q.bias is missing"),
-    ("llama", {"mlp_bias": True}, "mlp_bias"),
+    ("llama", {"mlp_bias": True}, "ffn_gate.bias"),
     ("llama", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
     ("llama", {"residual_multiplier": 0.2}, "residual_multiplier"),
     ("llama", {"embedding_multiplier": 12.0}, "embedding_multiplier"),

@@ -59,7 +59,6 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("hunyuan_v1_dense", "use_cla", True),
     ("hunyuan_v1_dense", "num_experts", 8),
     ("gpt_oss", "swiglu_limit", 5.0),
-    ("smollm3", "mlp_bias", True),
     ("granite", "norm_type", "rms"),
     ("gemma4_text", "use_bidirectional_attention", "all"),
     ("gemma4_text", "per_layer_config", {"1": {"num_attention_heads": 2}}),

@@ -49,6 +49,7 @@ def routes_of(routes: object) -> Iterator[tuple[str, str]]:
 ROUTES = sorted(set(routes_of(an_app().routes)))
 OPEN = {*PUBLIC_PATHS, METRICS_PATH, ROOT}  # tests/page looks at what is below the page
 FORBIDDEN = {f"/api/{name}" for name in ("copy", "create", "delete", "push")}  # to everybody: the operator's
+FORBIDDEN |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}  # but to keys of admins
 CLOSED = [(method, path) for method, path in ROUTES if path not in OPEN]
 
 

@@ -168,6 +168,7 @@ def _told(response: httpx.Response) -> tuple[int, object]:
     body = response.json()
     for name in ("id", "created"):
         body.pop(name, None)
+    body.get("usage", {}).pop("prompt_tokens_details", None)  # what others asked before it
     for choice in body.get("choices", ()):
         for call in choice.get("message", {}).get("tool_calls") or ():
             call.pop("id")

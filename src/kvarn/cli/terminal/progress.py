@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import ProgressColumn, Task
 
-MIN_BYTES = 100_000  # a smaller total counts chunks, tensors or steps
+MIN_BYTES = 10_000  # a smaller total counts chunks, tensors or steps
 
 
 @contextmanager
