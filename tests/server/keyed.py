@@ -63,6 +63,7 @@ KEYS = {
     "hoarder": ("few_bytes", "hoarder"),
     "reranker": ("few_tokens", "team-a"),
     "embedder": ("few_tokens", "few"),
+    "collector": ("few_tokens", "few"),
     "reader": ("few_requests", "few"),
     "revoked": ("pro", "gone"),
     "expired": ("pro", "gone"),

@@ -33,7 +33,7 @@ def create(client: httpx.Client, name: str) -> None:
 
 def test_a_word_without_end_is_charged_by_its_bytes(keyed: KeyedServer) -> None:
     """To the embedding model it is one token; the tier allows 120 a minute."""
-    with keyed.client("embedder") as client:
+    with keyed.client("collector") as client:
         create(client, "charged")
         refused = client.post("/v1/collections/charged/documents", json=documents(1, "x" * 16 * 121))
         assert refused.status_code == 400
