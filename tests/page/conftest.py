@@ -67,7 +67,7 @@ def browser() -> Iterator[Browser]:
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """A fresh profile: no conversation, no key."""
     fresh = browser.new_context(viewport=DESKTOP)  # type: ignore[arg-type]
-    fresh.set_default_timeout(30_000)
+    fresh.set_default_timeout(120_000)  # of a busy machine
     yield fresh
     fresh.close()
 

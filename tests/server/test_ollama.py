@@ -176,8 +176,9 @@ class TestServer:
         assert raw["done_reason"] == "length"
 
     def test_json_is_json_and_streams_are_lines(self, client: httpx.Client) -> None:
-        schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-        asked = {"model": SMOLLM2, "prompt": "Is it?", "format": schema, "options": {"num_predict": 60}}
+        only = {"properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+        options = {"num_predict": 200, "temperature": 0}
+        asked = {"model": SMOLLM2, "prompt": "Is it?", "format": {"type": "object", **only}, "options": options}
         response = client.post(GENERATE, json=asked)
         assert response.headers["content-type"] == "application/x-ndjson"
         assert isinstance(json.loads("".join(line["response"] for line in lines(response)))["a"], bool)

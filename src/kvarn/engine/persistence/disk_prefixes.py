@@ -66,7 +66,9 @@ class DiskPrefixes:
         return self._parts[1].progress_at
 
     def open(self, store: BlockStore) -> None:
-        """Use a store. Any thread."""
+        """Use a store. Any thread; without effect on one that is closed."""
+        if self._is_closed:
+            return
         parts = store, BlockReader(store), BlockWriter(store, self.folder.failures)
         if self._call is not None:
             parts[2].start(self._export_between_steps, self._is_busy)
@@ -124,6 +126,7 @@ class DiskPrefixes:
 
     def close(self) -> None:
         """End the threads; what waits to be written still is, for a moment."""
+        self._is_closed = True
         parts, self._parts = self._parts, None
         if parts is not None:
             parts[1].close()

@@ -55,13 +55,14 @@ class PrefixFolder:
         assert isinstance(engine.backend, BlockBytesBackend)
         disk = DiskPrefixes(engine.kv, engine.backend, self.folder)
         engine.scheduler.prefix_reuse.keep_on(disk)
+        kernels = engine.backend.kernel_identity()  # now: the model may be unloaded before its weights are hashed
+        args = (disk, spec, engine.config, kernels)
         if self.weights.is_hashed(self.folder):
-            self._open(disk, spec, engine.config)
+            self._open(*args)
         else:
-            args = (disk, spec, engine.config)
             threading.Thread(target=self._open, args=args, name="kvarn-prefix-hash", daemon=True).start()
 
-    def _open(self, disk: DiskPrefixes, spec: ModelSpec, config: EngineConfig) -> None:
+    def _open(self, disk: DiskPrefixes, spec: ModelSpec, config: EngineConfig, kernels: str) -> None:
         try:
             identity = BlockIdentity(
                 weights=self.weights.hash(self.folder),
@@ -69,7 +70,7 @@ class PrefixFolder:
                 kv_dtype=kv_dtype(config),
                 block_size=disk.block_size,
                 block_bytes=disk.block_bytes,
-                kernels=disk.backend.kernel_identity(),
+                kernels=kernels,
                 weight_types=f"{config.encoder_weights} {config.gpu_weights}",
             )
             about = {"model": spec.name, "architecture": spec.architecture, "kv_dtype": identity.kv_dtype}
