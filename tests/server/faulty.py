@@ -203,13 +203,13 @@ def _fall_behind(seconds: float) -> None:
 
 
 def _slow_down_loads(seconds: float) -> None:
-    real = model_pool._load_model
+    real = model_pool.load_served
 
     async def loaded(plan: Any) -> Any:
         await asyncio.sleep(seconds)
         return await real(plan)
 
-    model_pool._load_model = loaded
+    model_pool.load_served = loaded
 
 
 def _break_close(part: Any) -> None:
