@@ -75,6 +75,7 @@ class FakeBackend:
 
     name = "fake"
     min_prompt_rows = 1
+    free_prompt_rows = 0
     progress = 0
     lost = None
 

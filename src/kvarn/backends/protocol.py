@@ -24,6 +24,7 @@ class Backend(Protocol):
     name: str
     runs_ahead: bool  # it is a LaunchingBackend, and gains by it
     min_prompt_rows: int  # rows of a prompt that take about as long as one, where a step's cost is mostly fixed
+    free_prompt_rows: int  # rows of a step that prompts may fill beside decodes while they take Pacer's FREE_S; or 0
 
     @property
     def progress(self) -> int:

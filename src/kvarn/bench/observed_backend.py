@@ -54,7 +54,7 @@ class ObservedBackend:
         self._backend = backend
         self._observer = observer
         self.name = backend.name
-        self.min_prompt_rows = backend.min_prompt_rows
+        self.min_prompt_rows, self.free_prompt_rows = backend.min_prompt_rows, backend.free_prompt_rows
         self.runs_ahead = backend.runs_ahead
 
     def forward(self, batch: Batch) -> Hidden:

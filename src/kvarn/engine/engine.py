@@ -52,9 +52,8 @@ class Engine:
         self.stream = stream
         self.admission = admission
         self.config = config
-        self.scheduler = Scheduler(
-            decoder, kv, config, publishes=publishes, clock=clock, min_prompt_rows=backend.min_prompt_rows
-        )
+        rows = backend.min_prompt_rows, backend.free_prompt_rows
+        self.scheduler = Scheduler(decoder, kv, config, publishes=publishes, clock=clock, prompt_rows=rows)
         self._rate_limiter = RateLimiter(config, clock)
         self._launched = LaunchedSteps(decoder)
         self._meter = StepMeter()

@@ -50,7 +50,7 @@ class WeightFiles:
     @classmethod
     def of(cls, path: Path) -> WeightFiles:
         """Those of a folder, or all parts of a GGUF; OSError where one is gone."""
-        return cls(tuple(_stamp(file) for file in _weight_files(path)))
+        return cls(tuple(file_stamp(file) for file in _weight_files(path)))
 
     def is_hashed(self, folder: StoreFolder) -> bool:
         """Whether hash() need not read them."""
@@ -80,13 +80,13 @@ def _hash_noted(stamp: str, notes: dict[str, str]) -> str:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         notes[stamp] = digest
-    if _stamp(path) != stamp:
+    if file_stamp(path) != stamp:
         raise OSError(f"{path} has changed since the model was loaded")
     notes[stamp] = notes.pop(stamp)  # the last used
     return notes[stamp]
 
 
-def _stamp(path: Path) -> str:
+def file_stamp(path: Path) -> str:
     """What tells a changed file from an unchanged one without reading it."""
     real, status = path.resolve(), path.stat()
     times = status.st_mtime_ns, status.st_ctime_ns

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from kvarn.engine.scheduling.pacing import FIRST_ROWS, REFRESH_STEPS, BackgroundShare, Pacer
+from kvarn.engine.scheduling.pacing import FIRST_ROWS, FREE_S, REFRESH_STEPS, BackgroundShare, Pacer
 
 BASE_S, ROW_S = 0.010, 0.0004
 
@@ -53,6 +53,29 @@ def test_noise_and_outliers_do_not_upset_the_chunks() -> None:
     times = sorted((BASE_S + ROW_S * n) / BASE_S for n in rows)
     assert times[len(times) // 2] == pytest.approx(2.0, abs=0.35)
     assert times[int(len(times) * 0.99)] < 2.8
+
+
+def known_pacer(free_rows: int = 2048, row_s: float = 2e-5, prefill_s: float = 0.150) -> Pacer:
+    """Of a device that computes a row of a prompt in row_s, seen in one step with and one without a prompt."""
+    pacer = Pacer(2.0, prefill_s, 8192, 256, free_rows)
+    pacer.observe(4, 0, BASE_S)
+    pacer.observe(4, 256, BASE_S + 256 * row_s)
+    return pacer
+
+
+def test_a_crowd_fills_a_free_step_at_once() -> None:
+    assert known_pacer().prompt_rows(4) == 2048 - 4, "the step has no more rows than are free, decodes included"
+    assert known_pacer(free_rows=0).prompt_rows(4) <= 2 * 256
+
+
+def test_free_rows_of_a_slow_device_are_those_that_take_a_short_time() -> None:
+    row_s = 1e-4
+    assert known_pacer(row_s=row_s).prompt_rows(4) * row_s == pytest.approx(FREE_S, abs=row_s)
+
+
+def test_free_rows_do_not_make_a_step_longer_than_prefill_ms() -> None:
+    row_s = 4e-5
+    assert BASE_S + known_pacer(row_s=row_s, prefill_s=0.030).prompt_rows(4) * row_s <= 0.0301
 
 
 def test_chunks_grow_at_most_twofold_from_step_to_step() -> None:

@@ -32,6 +32,7 @@ class NativeBackend:
 
     name = "native"
     min_prompt_rows = 1
+    free_prompt_rows = 0
     runs_ahead = False
     lost = None
 

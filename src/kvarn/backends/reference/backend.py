@@ -45,6 +45,7 @@ class ReferenceBackend:
 
     name = "reference"
     min_prompt_rows = 1
+    free_prompt_rows = 0
     runs_ahead = False
     progress = 0
     lost = None

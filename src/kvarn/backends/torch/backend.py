@@ -10,6 +10,7 @@ import importlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from typing import cast
 
 import numpy as np
@@ -40,7 +41,7 @@ from kvarn.sampling.token_masks import allowed_tokens
 log = logging.getLogger("kvarn.backends")
 
 CHOSEN_ROWS = 4096  # tokens of one step that the next may take on the device
-GPU_PROMPT_ROWS = 256  # fewer do not take less time: launching their kernels does
+GPU_PROMPT_ROWS = 256, 2048  # fewer do not take less time: launching does; the largest step captured in any case
 KERNELS = "kvarn.backends.torch.cuda"  # imports Triton, so only where there is a GPU
 
 
@@ -52,9 +53,8 @@ class TorchBackend:
 
     def __init__(self, device: Device, threads: int, max_rows: int = 0) -> None:
         """max_rows: of a step, for which one that has so many is captured."""
-        self.device, self._max_rows = device, max_rows
-        self.progress = 0
-        self.min_prompt_rows = GPU_PROMPT_ROWS if device.kind == "cuda" else 1
+        self.device, self._max_rows, self.progress = device, max_rows, 0
+        self.min_prompt_rows, self.free_prompt_rows = GPU_PROMPT_ROWS if device.kind == "cuda" else (1, 0)
         self._model: Model | None = None
         self._cache: DeviceCache | None = None
         self._graphs: StepGraphs | None = None
@@ -73,7 +73,8 @@ class TorchBackend:
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         self.device.use()
         ops = self._make_ops(spec)
-        loaded = load_weights(WeightReader(weights, self.device, progress, packs=ops.reads_packed), spec)
+        with closing(WeightReader(weights, self.device, progress, packs=ops.reads_packed)) as reader:
+            loaded = load_weights(reader, spec)
         weights.verify_unchanged()
         self._model = self._make_model(loaded, ops)
         self._model.ops.prepare(loaded)

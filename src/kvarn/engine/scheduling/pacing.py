@@ -28,6 +28,7 @@ MAX_CREDIT = 16  # times prefill_ms: saved up before low priorities run beside a
 SHORT_SHARE = 1 / 3  # of prefill_ms: the steps of low priorities while higher ones come and go
 RECENT_S = 10.0  # a priority that ran this long ago is expected again
 DECODE_EXTENT = 4  # times their share: the part of the time added to a step that they take beside decodes
+FREE_S = 0.05  # of prompts in a step of free_rows: streams beside it go on at 16 tokens/s, faster than people read
 RETRY_EVERY = 64  # a number of low decodes that was too slow once is tried again: the machine may have been busy
 
 
@@ -52,10 +53,14 @@ class Pacer:
     |<------------ at most max_stretch x that, and never longer than prefill_s ------------>|
     """
 
-    def __init__(self, max_stretch: float, prefill_s: float, max_rows: int, min_rows: int = 1) -> None:
-        """min_rows: fewer rows of a prompt are not worth a step, since they would not take less time."""
+    def __init__(
+        self, max_stretch: float, prefill_s: float, max_rows: int, min_rows: int = 1, free_rows: int = 0
+    ) -> None:
+        """min_rows: fewer rows of a prompt are not worth a step, since they would not take less time; free_rows: a step
+        of at most so many is not cut short for its decodes' sake, as long as its prompts take FREE_S at most."""
         self._max_stretch = max_stretch
-        self._min_rows = min_rows
+        self._min_rows = min(min_rows, max_rows)
+        self._free_rows = min(free_rows, max_rows)
         self._prefill_s = prefill_s
         self._max_rows = max_rows
         self._bases: dict[int, _Base] = {}
@@ -73,7 +78,15 @@ class Pacer:
         base, extra_s = self._bases.get(_bucket(num_decodes)), self.extra_s(num_decodes)
         if base is None or extra_s == 0:
             return 0
-        return max(self._min_rows, min(self._steered_rows(base.median_s, extra_s), self._max_rows))
+        rows = min(self._steered_rows(base.median_s, extra_s), self._max_rows)
+        return max(self._min_rows, self._free_prompt_rows(num_decodes, base.median_s), rows)
+
+    def _free_prompt_rows(self, num_decodes: int, base_s: float) -> int:
+        """By cost and not by feedback: of a crowd that comes at once, none should wait for chunks to grow."""
+        free_s = min(FREE_S, self._prefill_s - base_s)
+        if not self._free_rows or self.row_s is None or free_s <= 0:
+            return 0
+        return min(self._free_rows - num_decodes, int(free_s / max(self.row_s, 1e-9)))
 
     def extra_s(self, num_decodes: int) -> float:
         """Seconds for prompts in the next step beside num_decodes others; 0: first measure a step without them."""

@@ -37,11 +37,11 @@ class Scheduler:
         *,
         publishes: bool = True,
         clock: Clock = time.perf_counter,
-        min_prompt_rows: int = 1,
+        prompt_rows: tuple[int, int] = (1, 0),
     ) -> None:
-        """publishes: computed blocks may serve other requests, which holds for models that read left to right."""
+        """publishes: computed blocks may serve others, as with models that read left to right; prompt_rows: Pacer's."""
         max_rows = config.max_batch_tokens
-        self.pacer = Pacer(config.max_stretch, config.prefill_ms / 1000, max_rows, min(min_prompt_rows, max_rows))
+        self.pacer = Pacer(config.max_stretch, config.prefill_ms / 1000, max_rows, *prompt_rows)
         self.prefix_reuse = PrefixReuse(kv, finds_prefixes=publishes and config.prefix_cache)
         self._decoder = decoder
         self._kv = kv

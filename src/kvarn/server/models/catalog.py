@@ -5,7 +5,6 @@ Only the operator's configuration is read here; a name from a request is compare
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from kvarn.models.describe import Description, describe
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.sampling_defaults import DIFFUSION_DEFAULTS
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
+from kvarn.server.models.file_digests import file_digest
 
 ModelKind = Literal["generate", "embed", "rerank"]
 ENOUGH_CONTEXT = 4096  # a model that would get less than this from its equal share may take more
@@ -159,8 +159,7 @@ def with_digest(load_plan: LoadPlan) -> LoadPlan:
     """Hash the weights unless their digest is known. Blocks."""
     if load_plan.entry.digest is not None:
         return load_plan
-    with _weights_file(load_plan.path).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = file_digest(_weights_file(load_plan.path))
     return replace(load_plan, entry=replace(load_plan.entry, digest=digest))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from kvarn.backends.torch.cuda.quantized.pack import PACKINGS, PackedMatrix, QuantizedMatrix, pack, stack
 from kvarn.backends.torch.dequantize import dequantize
 from kvarn.backends.torch.device import Device
+from kvarn.backends.torch.loading.staging import Staging
 from kvarn.backends.torch.weights import ExpertStack, Linear, NormWeights
 from kvarn.formats.recast_weights import DenseWeights
 from kvarn.formats.weights import TensorType, WeightSource
@@ -31,6 +32,12 @@ class WeightReader:
         self._progress = progress
         self._total = sum(info.num_bytes for info in self._source.tensors.values())
         self._done = 0
+        self._staging = Staging(device.torch_device) if device.kind == "cuda" else None
+
+    def close(self) -> None:
+        """Wait until everything that was read is on the device."""
+        if self._staging is not None:
+            self._staging.close()
 
     def matrix(self, *names: str) -> Tensor | QuantizedMatrix:
         """One or several matrices under each other: packed, or in the device's type."""
@@ -90,7 +97,10 @@ class WeightReader:
         return values
 
     def _raw(self, name: str) -> Tensor:
-        return torch.from_numpy(np.array(self._source.raw(name))).to(self._device.torch_device)
+        raw = self._source.raw(name)
+        if self._staging is not None:
+            return self._staging.copy(raw)
+        return torch.from_numpy(np.array(raw)).to(self._device.torch_device)
 
     def _finish(self, name: str) -> None:
         """A tensor is on the device."""

@@ -37,7 +37,7 @@ class ParallelBackend:
         self._world = world
         self._workers = world.workers
         self._own = RankBackend(world.device, world.threads, world.ranks, self._with_stage)
-        self.min_prompt_rows = self._own.min_prompt_rows
+        self.min_prompt_rows, self.free_prompt_rows = self._own.min_prompt_rows, self._own.free_prompt_rows
 
     @property
     def progress(self) -> int:

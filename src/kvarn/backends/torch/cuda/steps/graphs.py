@@ -101,6 +101,7 @@ class CapturedSteps:
         self._outputs: tuple[int, ...] = DENOISING_OUTPUTS if is_denoising else OUTPUTS
         self._graphs: dict[StepShape, Captured] = {}
         self._pool: Any = None  # of the first graph, shared by all
+        self._stream = torch.cuda.Stream()  # one for all captures: memory of the last is free for the next
         self._has_windows = any(cache.windowed)
         self._padding = PADDING | (STATE_PADDING if cache.states else {})
         self._padding |= WINDOW_PADDING if self._has_windows else {}
@@ -183,7 +184,7 @@ class CapturedSteps:
 
     def _capture(self, shape: StepShape) -> Captured:
         step = self._step(shape)
-        stream = torch.cuda.Stream()
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # compiles kernels and chooses matmuls; the step itself writes the same again
             self._forward(step, shape)
