@@ -28,6 +28,14 @@ def write_chat_model(path: Path, **changes: Any) -> Path:
     return path
 
 
+def write_pruned_model(path: Path, **changes: Any) -> Path:
+    """The same model without its last layer, as a draft model for it."""
+    metadata = chat_metadata() | {"llama.block_count": LAYERS - 1} | changes
+    tensors = {name: one for name, one in _tensors().items() if not name.startswith(f"blk.{LAYERS - 1}.")}
+    write_gguf(path, metadata, tensors)
+    return path
+
+
 def chat_metadata() -> dict[str, Any]:
     """What the file says about itself."""
     tokens = [*_byte_letters(), *CONTROLS]

@@ -31,7 +31,7 @@ KV_DTYPES = tuple(dict.fromkeys(CPU_KV_DTYPES + TORCH_KV_DTYPES))
 ENCODER_WEIGHTS = ("q8_0", "file")
 GPU_WEIGHTS = ("packed", "bf16")
 POLICIES: tuple[str, ...] = ("fcfs", "priority", "shortest_remaining", "slo")
-SPECULATION_METHODS: tuple[str, ...] = ("prediction", "ngram", "suffix", "grammar")
+SPECULATION_METHODS: tuple[str, ...] = ("prediction", "ngram", "suffix", "grammar", "draft")
 AUTO_SPECULATION = frozenset({"prediction", "ngram", "grammar"})  # what is free to try and remembers nobody's text
 
 BACKGROUND_SHARE = 0.125  # of step time for lower priorities while higher ones run; also between engines
@@ -139,6 +139,7 @@ class EngineConfig:
     window_s: float = 10.0  # of that moving window
     prefix_cache: bool = True
     speculation: str = "off"  # off | auto | a list of methods, as in "auto,suffix"; see docs/speculation.md
+    draft_model: str | None = None  # path or name of a small model of the same vocabulary, whose guesses are checked
     prefix_cache_dir: str | None = None  # keep prefixes that are used again here, over restarts; None: in memory only
     prefix_cache_bytes: int | None = None  # of that folder; None: 2 GB, at most 5% of the free disk; 0: keep nothing
     lora_bytes: int = 1 << 30  # of memory for adapters; the least recently used ones are put out
@@ -168,7 +169,7 @@ class EngineConfig:
         check_setting.number("tokens_per_s", self.tokens_per_s, 0.001, 1e12, optional=True)
         check_setting.number("window_s", self.window_s, 0.1, 3600.0)
         check_setting.flag("prefix_cache", self.prefix_cache)
-        speculation_methods(self.speculation)
+        self._check_speculation()
         check_setting.integer("prefix_cache_bytes", self.prefix_cache_bytes, 0, MAX_KV_BYTES, optional=True)
         self._check_folder()
         check_setting.integer("lora_bytes", self.lora_bytes, 0, MAX_KV_BYTES)
@@ -182,6 +183,23 @@ class EngineConfig:
     def num_ranks(self) -> int:
         """Devices of one model."""
         return self.tensor_parallel * self.pipeline_parallel
+
+    def _check_speculation(self) -> None:
+        methods, draft = speculation_methods(self.speculation), self.draft_model
+        if draft is not None and (not isinstance(draft, str) or not draft or "\0" in draft):
+            raise ConfigError(f"draft_model is {short(draft)}; give {MODEL_NAMES}")
+        if draft is None and "draft" in methods:
+            raise ConfigError('speculation has "draft" and there is no draft_model; give one, or leave "draft" out')
+        if draft is not None and not self.drafts_by_model:
+            raise ConfigError(
+                f'draft_model is {short(draft)} and speculation is "{self.speculation}"; '
+                'set speculation to "draft" or "auto", or leave draft_model out'
+            )
+
+    @property
+    def drafts_by_model(self) -> bool:
+        """Whether a draft model guesses: there is one, and it is asked for by name or with all that is."""
+        return self.draft_model is not None and not {"draft", "auto"}.isdisjoint(self.speculation.split(","))
 
     def _check_folder(self) -> None:
         folder = self.prefix_cache_dir

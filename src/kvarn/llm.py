@@ -20,7 +20,7 @@ from kvarn.engine.process.process_model import ProcessModel, load_in_process
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.fill import Filled, Slot, template_parts
-from kvarn.hub import OnProgress, resolve
+from kvarn.hub import OnProgress, local_draft, resolve
 from kvarn.machine import warn_of_excess_threads
 from kvarn.models.memory_plan import MemoryPlan
 from kvarn.models.spec import MaskedDiffusion, ModelSpec, Pooling
@@ -78,7 +78,7 @@ class LLM:
         path = resolve(check_setting.path("model", model, MODEL_NAMES), offline=is_offline(), on_progress=progress)
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
         load = load_in_process if self.config.own_process else load_model
-        self._model: LoadedModel | ProcessModel = load(path, self.config, on_load)
+        self._model: LoadedModel | ProcessModel = load(path, local_draft(self.config, progress), on_load)
         timeout_s = self.config.step_timeout_s
         self._client = EngineClient(self._model.engine, step_timeout_s=timeout_s, release=self._model.close)
         self._adapters = AdapterPool(self._model.spec, self._model.backend, self.config.lora_bytes)

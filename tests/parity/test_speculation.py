@@ -17,12 +17,13 @@ from kvarn.adapters.pool import AdapterPool
 from kvarn.decoding.speculation.draft_length import Always
 from kvarn.decoding.speculation.drafters import Drafter, Proposal
 from kvarn.decoding.speculation.speculation import Speculation
+from kvarn.engine.drafting.draft_model import CachedDraftModel
 from kvarn.engine.engine import Engine
 from kvarn.engine.load import LoadedModel, load_model
 from kvarn.request import Request, RequestState
 from kvarn.submissions import Submissions
 from kvarn.types import Completion
-from tests.chat_model import write_chat_model
+from tests.chat_model import write_chat_model, write_pruned_model
 from tests.conftest import Size
 from tests.parity.test_same_bytes import GREEDY, TinyModel, alone, prompts
 from tests.parity.test_same_bytes import SAMPLED as SAMPLED_PARAMS
@@ -47,6 +48,7 @@ KINDS: dict[str, SamplingParams] = {
     "stop strings": SamplingParams(temperature=1.5, seed=9, stop=("e", "a")),
     "min_tokens": SamplingParams(**SAMPLED, min_tokens=12, logit_bias={256: 8.0}),
 }
+DRAFT_MODELS = ("a draft model", "the model itself")
 MISTAKES = {"right": 0.0, "partly right": 0.3, "wrong": 0.95, "random": 1.1}
 PREDICTION = 'the mat and the cat {"first_name": "'
 PROMPT = "the cat sat on the mat and the cat sat on the "
@@ -73,6 +75,7 @@ class Model:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.drafts = {"a draft model": write_pruned_model(path.with_name("pruned.gguf")), "the model itself": path}
         self.words: Submissions | None = None  # with the compiled constraints
         self.expected = self.answers(self.load("off"))
 
@@ -105,11 +108,22 @@ def run(engine: Engine, requests: Sequence[Request], preempts: random.Random | N
             if event.completion is not None:
                 found[event.request_id] = event.completion
         engine.kv.check()
+        check_draft(engine)
         running = [request for request in requests if request.state is RequestState.RUNNING]
         assert all(engine.kv.num_tokens(one.id) == one.num_computed for one in running)
         if preempts is not None and running and preempts.random() < 0.3:
             engine.scheduler.preempt(preempts.choice(running))
     return [found[request.id] for request in requests]
+
+
+def check_draft(engine: Engine) -> None:
+    """What the draft model holds is in its cache, and no wrong guess is among what it takes for sure."""
+    speculation = engine.decoder.speculation
+    if speculation is not None and speculation.model_drafts is not None:
+        draft = speculation.model_drafts.model
+        assert isinstance(draft, CachedDraftModel)
+        draft.kv.check()
+        assert draft.num_held == {name: draft.kv.num_tokens(name) for name in draft.num_held}
 
 
 def bytes_of(completion: Completion) -> tuple[Any, ...]:
@@ -123,11 +137,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 def eager(tiny: Model, drafter: str, **options: Any) -> LoadedModel:
     """A model that computes whatever its drafters say."""
-    model = tiny.load("auto,suffix" if drafter == "real" else "grammar", **options)
+    if drafter in tiny.drafts:
+        model = tiny.load("draft", draft_model=str(tiny.drafts[drafter]), **options)
+    else:
+        model = tiny.load("auto,suffix" if drafter == "real" else "grammar", **options)
     speculation = model.engine.decoder.speculation
     assert speculation is not None
     speculation.length = Always()
-    if drafter != "real":
+    if drafter in MISTAKES:
         speculation.extra.append(lambda request: iter([scripted(tiny, drafter, request)]))
     return model
 
@@ -138,7 +155,7 @@ def scripted(tiny: Model, drafter: str, request: Request) -> Drafter:
     return Scripted(answer, MISTAKES[drafter], request.number)
 
 
-@pytest.mark.parametrize("drafter", ["real", *MISTAKES])
+@pytest.mark.parametrize("drafter", ["real", *MISTAKES, *DRAFT_MODELS])
 @pytest.mark.parametrize("way", ["alone", "batched", "preempted", "chunked"])
 def test_no_drafter_changes_a_byte(tiny: Model, drafter: str, way: str, size: Size) -> None:
     model = eager(tiny, drafter, max_batch_tokens=24 if way == "chunked" else 512)
@@ -158,10 +175,10 @@ def test_no_drafter_changes_a_byte(tiny: Model, drafter: str, way: str, size: Si
     num_accepted = sum(stats.accepted_per_position)
     assert stats.drafts > 20
     assert num_accepted > 20 or drafter in ("wrong", "random")
-    assert (num_accepted < stats.draft_tokens) == (drafter != "right")
+    assert (num_accepted < stats.draft_tokens) == (drafter not in ("right", "the model itself"))
 
 
-@pytest.mark.parametrize("drafter", ["real", "partly right"])
+@pytest.mark.parametrize("drafter", ["real", "partly right", "a draft model"])
 def test_several_answers_to_one_prompt_are_what_they_would_be(tiny: Model, drafter: str) -> None:
     params = KINDS["temperature 1"].replace(n=4)
     found = []

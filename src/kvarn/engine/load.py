@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,14 +26,13 @@ from kvarn.backends.select import (
     window_step,
 )
 from kvarn.backends.unused_ids import UnusedIds
-from kvarn.config import EngineConfig, speculation_methods
+from kvarn.config import EngineConfig
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
 from kvarn.decoding.decoder import Decoder
 from kvarn.decoding.diffusion import DiffusionDecoder
 from kvarn.decoding.sampling_state import SamplingDefaults
-from kvarn.decoding.speculation.draft_length import ByCost
-from kvarn.decoding.speculation.speculation import Speculation
 from kvarn.engine.admission import Admission
+from kvarn.engine.drafting.load_draft import draft_bytes, speculate
 from kvarn.engine.engine import Engine
 from kvarn.engine.persistence.open_store import PrefixFolder
 from kvarn.engine.stream import Stream
@@ -55,8 +53,6 @@ from kvarn.models.spec import MaskedDiffusion, ModelSpec
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
 
-log = logging.getLogger("kvarn.engine")
-
 OnLoad = Callable[[int, int], None]  # bytes done, bytes in all
 
 
@@ -75,6 +71,8 @@ class LoadedModel:
     def close(self) -> None:
         if (disk := self.engine.scheduler.prefix_reuse.disk) is not None:
             disk.close()
+        if (speculation := self.engine.decoder.speculation) is not None:
+            speculation.close()
         self.backend.close()
         self.tokenizer.close()
 
@@ -131,7 +129,7 @@ def _load(
         context = min(memory.context, kv.max_tokens)
         words = tokenizer.result().fitted(spec.vocab_size)
         decoder = make_decoder(backend, spec, words, description.recommended, context)
-        _speculate(decoder, kv, spec.vocab_size, config)
+        speculate(decoder, kv, words, config)
         engine = Engine(
             backend,
             decoder,
@@ -157,6 +155,7 @@ def _plan(share: ModelSpec, held: WeightSource, config: EngineConfig) -> MemoryP
         kv_dtype=kv_dtype(config),
         max_running=config.max_running,
         window_step=window_step(config),
+        draft_bytes=draft_bytes(config),
     )
 
 
@@ -180,27 +179,6 @@ def make_decoder(
     decoder = AutoregressiveDecoder(backend, spec.vocab_size, words.eos_ids, SamplingDefaults(**recommended), encode)
     decoder.unused = UnusedIds.of(spec.vocab_size, words.unused_ids)
     return decoder
-
-
-def _speculate(decoder: Decoder, kv: KVCache, vocab_size: int, config: EngineConfig) -> None:
-    """Switch drafts on where they were asked for and can be rolled back."""
-    methods = speculation_methods(config.speculation)
-    if not methods:
-        return
-    reason = None
-    if not isinstance(decoder, AutoregressiveDecoder):
-        reason = "a diffusion model fills many positions a step anyway"
-    elif kv.states is not None:
-        reason = "the states of recurrent layers cannot be rolled back"
-    elif decoder.backend.runs_ahead:
-        reason = f"the {decoder.backend.name} backend computes ahead of what was chosen"
-    if reason is not None:
-        log.warning("speculation is off: %s", reason)
-    elif isinstance(decoder, AutoregressiveDecoder):
-        unused = decoder.unused
-        decoder.speculation = Speculation(
-            methods, ByCost(config.max_stretch), lambda token_id: token_id < vocab_size and token_id not in unused
-        )
 
 
 def text_stream(tokenizer: Tokenizer) -> Stream:

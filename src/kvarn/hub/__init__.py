@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvarn.hub.aliases import ALIASES
 from kvarn.hub.bundled import BUNDLED
-from kvarn.hub.locate import resolve
+from kvarn.hub.locate import local_draft, resolve
 from kvarn.hub.progress import OnProgress
 
-__all__ = ["ALIASES", "BUNDLED", "OnProgress", "resolve"]
+__all__ = ["ALIASES", "BUNDLED", "OnProgress", "local_draft", "resolve"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from kvarn.config import is_offline
+from kvarn.config import EngineConfig, is_offline
 from kvarn.errors import DownloadError, KvarnError, ModelNotFound
 from kvarn.hub import store
 from kvarn.hub.aliases import ALIASES, alias_of
@@ -38,6 +39,13 @@ def resolve(name: str, *, offline: bool = False, on_progress: OnProgress | None 
     if stored is None:
         stored = pull(target, offline=offline, on_progress=on_progress)
     return stored.path
+
+
+def local_draft(config: EngineConfig, on_progress: OnProgress | None = None) -> EngineConfig:
+    """The same with the path of the draft model in place of its name, fetching it when needed."""
+    if config.draft_model is None:
+        return config
+    return replace(config, draft_model=str(resolve(config.draft_model, offline=is_offline(), on_progress=on_progress)))
 
 
 def parse(name: str) -> ModelName:

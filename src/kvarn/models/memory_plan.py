@@ -51,6 +51,7 @@ class MemoryPlan:
     note: str | None = None  # why context is less than the model's, if it is
     num_states: int = 0  # slots for the states of recurrent layers
     state_bytes: int = 0  # of all of them
+    draft_bytes: int = 0  # of a draft model, with its cache
 
     @property
     def max_sequences(self) -> int:
@@ -58,10 +59,15 @@ class MemoryPlan:
         return max(1, self.num_states // SLOTS_OF_SEQUENCE - 1)
 
     @property
+    def needed_bytes_without_cache(self) -> int:
+        return self.weights_bytes + self.draft_bytes + self.runtime_bytes + self.scratch_bytes
+
+    @property
     def needed_bytes(self) -> int:
         """The most that is in use at one time."""
         cache_bytes = self.kv_bytes + self.state_bytes
-        return self.weights_bytes + self.runtime_bytes + max(self.repack_bytes, cache_bytes + self.scratch_bytes)
+        fixed_bytes = self.weights_bytes + self.draft_bytes + self.runtime_bytes
+        return fixed_bytes + max(self.repack_bytes, cache_bytes + self.scratch_bytes)
 
 
 def held_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:
@@ -83,6 +89,7 @@ def plan_memory(
     kv_dtype: str = "f16",
     max_running: int = 64,
     window_step: int | None = None,
+    draft_bytes: int = 0,
 ) -> MemoryPlan:
     """Size the weights, the KV cache and the rest, or refuse with the numbers and the cheapest changes.
 
@@ -91,7 +98,7 @@ def plan_memory(
     _check_context(spec, context)
     cost = cache_cost(spec, kv_layer_bytes(kv_layers(spec), latent_layers(spec), kv_dtype), window_step)
     fixed = MemoryPlan(
-        weights_bytes=_held_bytes(weights),
+        weights_bytes=held_bytes(weights),
         repack_bytes=2 * max((info.num_bytes for info in weights.tensors.values()), default=0),
         kv_bytes=0,
         scratch_bytes=scratch_bytes(spec),
@@ -99,8 +106,9 @@ def plan_memory(
         available=available,
         context=0,
         cost=cost,
+        draft_bytes=draft_bytes,
     )
-    left_bytes = available.num_bytes - fixed.weights_bytes - fixed.runtime_bytes - fixed.scratch_bytes
+    left_bytes = available.num_bytes - fixed.needed_bytes_without_cache
     asked_bytes = kv_bytes if kv_bytes is not None else cost.least_bytes(context or 0)
     fixed = _with_states(fixed, spec, max_running, min(int(left_bytes * STATE_SHARE), left_bytes - asked_bytes))
     left_bytes -= fixed.state_bytes
@@ -111,7 +119,8 @@ def plan_memory(
     return plan
 
 
-def _held_bytes(weights: WeightSource) -> int:
+def held_bytes(weights: WeightSource) -> int:
+    """What weights take in memory."""
     if isinstance(weights, DenseWeights):
         return weights.held_bytes
     return sum(info.num_bytes for info in weights.tensors.values())
@@ -232,6 +241,7 @@ def _check_context(spec: ModelSpec, context: int | None) -> None:
 def _refusal(plan: MemoryPlan, left_bytes: int) -> DoesNotFit:
     others, cache_bytes = plan.scratch_bytes + plan.runtime_bytes, plan.kv_bytes + plan.state_bytes
     what = "KV cache and states" if plan.state_bytes else "KV cache"
+    draft = f", draft model {show_bytes(plan.draft_bytes)}" if plan.draft_bytes else ""
     fitting_tokens = plan.cost.tokens_in(max(0, left_bytes))
     fitting_bytes = plan.cost.least_bytes(fitting_tokens)
     changes = ["use a smaller quantisation or model"]
@@ -240,7 +250,7 @@ def _refusal(plan: MemoryPlan, left_bytes: int) -> DoesNotFit:
     elif MIN_CONTEXT <= fitting_tokens < plan.context:
         changes.insert(0, f"set context={fitting_tokens} (kv_bytes={fitting_bytes})")
     return DoesNotFit(
-        f"the model needs {show_bytes(plan.needed_bytes)} (weights {show_bytes(plan.weights_bytes)}, "
+        f"the model needs {show_bytes(plan.needed_bytes)} (weights {show_bytes(plan.weights_bytes)}{draft}, "
         f"{what} {show_bytes(cache_bytes)} for {plan.context:,} tokens, scratch and runtime {show_bytes(others)}), "
         f"{show_bytes(plan.available.num_bytes)} is available: {plan.available.reason}; {', or '.join(changes)}",
         needed_bytes=plan.needed_bytes,

@@ -91,6 +91,10 @@ class EngineOptions:
             "only while it pays; or a list, also with suffix (remembers each tenant's answers). [default: off]",
         ),
     ] = None
+    draft_model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="A small model of the same vocabulary that guesses: with --speculate auto."),
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """The fields of EngineConfig whose options were given."""

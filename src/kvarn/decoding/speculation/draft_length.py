@@ -5,6 +5,7 @@ Rows and seconds in, rows out; knows no request and no model.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -63,6 +64,11 @@ class ByCost:
         """Whether drafts that were always right would be worth their rows."""
         return self.num_rows(num_decodes, [1.0] * most) > 0
 
+    def spare_s(self, num_decodes: int) -> float:
+        """How much longer than without drafts a step may take."""
+        seconds = self._costs.seconds(num_decodes, num_decodes)
+        return 0.0 if seconds is None else (self._max_stretch - 1.0) * seconds[0]
+
     def num_rows(self, num_decodes: int, gains: Sequence[float], row_s: float = 0.0) -> int:
         """How many of the drafts to compute; gains: the chance of each to be right, the best first.
 
@@ -88,6 +94,9 @@ class Always:
 
     def may_pay(self, num_decodes: int, most: int) -> bool:  # noqa: ARG002
         return True
+
+    def spare_s(self, num_decodes: int) -> float:  # noqa: ARG002
+        return math.inf
 
     def num_rows(self, num_decodes: int, gains: Sequence[float], row_s: float = 0.0) -> int:  # noqa: ARG002
         return len(gains)

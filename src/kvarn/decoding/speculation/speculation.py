@@ -9,25 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
 
 from kvarn.decoding.speculation.acceptance import AcceptanceRates
 from kvarn.decoding.speculation.drafters import Drafter, EarlierAnswers, PredictedAnswer, PromptLookup, Proposal
+from kvarn.decoding.speculation.model_drafts import DraftLength, ModelDrafts, gains_of
 from kvarn.decoding.speculation.tenant_texts import TenantRegistry
 from kvarn.request import Request
 
 MAX_DRAFT = 15  # tokens for one request in one step
 DraftersOf = Callable[[Request], Iterator[Drafter]]
-
-
-class DraftLength(Protocol):
-    """How many of the drafts of a step are computed; see kvarn.decoding.speculation.draft_length."""
-
-    def observe(self, num_rows: int, seconds: float) -> None: ...
-
-    def may_pay(self, num_decodes: int, most: int) -> bool: ...
-
-    def num_rows(self, num_decodes: int, gains: Sequence[float], row_s: float = 0.0) -> int: ...
 
 
 @dataclass(slots=True)
@@ -61,6 +51,15 @@ class DraftState:
                 break
         self.proposal = None
 
+    def take_better(self, found: Proposal | None) -> None:
+        """Propose this, if more of it is expected to be right than of what is proposed so far."""
+        if found is None:
+            return
+        worth, previous = sum(self.gains()), self.proposal
+        self.proposal = found
+        if sum(self.gains()) <= worth:
+            self.proposal = previous
+
     def gains(self) -> list[float]:
         """The chance of each proposed token to be reached and right."""
         if self.proposal is None:
@@ -79,6 +78,7 @@ class Speculation:
     def __init__(self, methods: frozenset[str], length: DraftLength, is_token: Callable[[int], bool]) -> None:
         self.length = length
         self.counts = DraftCounts()
+        self.model_drafts: ModelDrafts | None = None
         self.extra: list[DraftersOf] = []  # further drafters of a request
         self._methods = methods
         self._is_token = is_token
@@ -90,6 +90,8 @@ class Speculation:
         if num_wanted <= 0 or not self.length.may_pay(len(requests), num_wanted):
             return {}
         states = {request.id: state for request in requests if (state := self._propose(request)) is not None}
+        if self.model_drafts is not None:
+            self._draft_by_model([one for one in requests if one.id in states], len(requests), num_wanted)
         gains = [(gain, name) for name, state in states.items() for gain in state.gains()]
         gains.sort(key=lambda pair: -pair[0])  # of one request in order: no later one is more probable
         gains = gains[:num_wanted]
@@ -117,18 +119,28 @@ class Speculation:
             request.num_rejected_prediction += num_drafts - num_accepted
 
     def observe(self, num_rows: int, seconds: float) -> None:
-        """Learn from a step without prompt rows."""
+        """Learn from a step without prompt rows; its seconds are without those of take_drafting_s()."""
         self.length.observe(num_rows, seconds)
+
+    def take_drafting_s(self) -> float:
+        """Seconds that the last step spent in a draft model before its own rows were computed."""
+        return 0.0 if self.model_drafts is None else self.model_drafts.take_spent_s()
+
+    def close(self) -> None:
+        if self.model_drafts is not None:
+            self.model_drafts.model.close()
 
     def end(self, request: Request) -> None:
         """A request has ended: remember its answer, if that is wanted, and nothing else."""
+        if self.model_drafts is not None:
+            self.model_drafts.release(request.id)
         if request.drafting is not None:
             request.drafting.settle(request.token_ids)
             self._tenants.add(request)
         request.drafting = None
 
     def _propose(self, request: Request) -> DraftState | None:
-        """A request with the best proposal for it; None: there is none, or it wants none."""
+        """A request with the best proposal that is there for nothing, if there is one; None: it wants none."""
         params, room = request.params, request.max_total_tokens - len(request.token_ids) - 1
         if not params.speculate or params.sampler is not None or room <= 0:
             return None
@@ -138,16 +150,23 @@ class Speculation:
             state = request.drafting = DraftState(tuple(self._drafters(request)), rates)
         state.settle(request.token_ids)
         state.granted = 0
-        best = 0.0
-        for drafter in state.drafters:
-            found = self._valid(request, drafter.propose(request, min(MAX_DRAFT, room)))
-            if found is None:
-                continue
-            previous, state.proposal = state.proposal, found
-            worth = sum(state.gains())
-            best, state.proposal = (worth, found) if worth > best else (best, previous)
         state.proposed_at = len(request.token_ids)
-        return None if state.proposal is None else state
+        for drafter in state.drafters:
+            state.take_better(self._valid(request, drafter.propose(request, min(MAX_DRAFT, room))))
+        return state
+
+    def _draft_by_model(self, requests: Sequence[Request], num_decodes: int, max_rows: int) -> None:
+        """Ask the draft model about those for which it is more likely to be right than what was found already."""
+        assert self.model_drafts is not None
+        rates: dict[Request, AcceptanceRates] = {}
+        for request in requests:
+            state: DraftState = request.drafting
+            if next(iter(state.gains()), 0.0) < gains_of(state.rates)[0]:
+                rates[request] = state.rates
+        for name, proposal in self.model_drafts.proposals(rates, num_decodes, max_rows, self.length).items():
+            request = next(one for one in rates if one.id == name)
+            room = request.max_total_tokens - len(request.token_ids) - 1
+            request.drafting.take_better(self._valid(request, proposal._replace(token_ids=proposal.token_ids[:room])))
 
     def _valid(self, request: Request, proposal: Proposal | None) -> Proposal | None:
         """As much of a proposal as may follow: tokens of the model that the request's constraint takes."""

@@ -146,11 +146,13 @@ class FairShare:
             if layerwise is not None and layerwise.id in self._background:
                 background_s += layerwise_s
             self._share.settle(seconds, background_s)
+        speculation = self._decoder.speculation
+        seconds -= 0.0 if speculation is None else speculation.take_drafting_s()
         num_drafts, (num_decodes, num_prompt_rows) = plan.num_drafts, plan.row_counts
         if requests and not num_drafts:  # a step with drafts is longer than those that prompts are measured against
             self._pacer.observe(num_decodes, num_prompt_rows, seconds - layerwise_s, steers=not is_mixed)
-        if num_decodes and not num_prompt_rows and layerwise is None and self._decoder.speculation is not None:
-            self._decoder.speculation.observe(num_decodes + num_drafts, seconds)
+        if num_decodes and not num_prompt_rows and layerwise is None and speculation is not None:
+            speculation.observe(num_decodes + num_drafts, seconds)
 
     def _background_part(self, has_prompts: bool, num_disturbed: int, has_low_decodes: bool) -> Part | None:
         """What low priorities may do in this step beside higher ones; None: they sit it out.

@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from kvarn.backends.select import device_share, device_weights, is_gpu, kv_dtype, window_step
 from kvarn.config import EngineConfig, is_offline
+from kvarn.engine.drafting.load_draft import draft_bytes
 from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
-from kvarn.hub import ALIASES, BUNDLED, resolve, store
+from kvarn.hub import ALIASES, BUNDLED, local_draft, resolve, store
 from kvarn.hub.locate import parse
 from kvarn.hub.names import LocalName, parse_remote, split_id
 from kvarn.machine import MemoryAvailable
@@ -108,6 +109,11 @@ def with_process_choice(engine: EngineConfig, num_models: int) -> EngineConfig:
             f"engine.own_process is true and there are {num_models} models; engines take turns within one process "
             "only: serve one model, or leave own_process out"
         )
+    if engine.draft_model is not None and num_models > 1:
+        raise ConfigError(
+            f"engine.draft_model is {engine.draft_model!r:.80} and there are {num_models} models; it guesses for one: "
+            "serve that one alone, or leave draft_model out"
+        )
     if engine.own_process is not None:
         return engine
     return replace(engine, own_process=num_models == 1 and is_gpu(engine))
@@ -129,7 +135,7 @@ def plan_beside(model_id: str, name: str, engine: EngineConfig, num_bytes: int) 
 
 
 def _planned(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) -> LoadPlan | None:
-    path = resolve(name, offline=is_offline())
+    path, engine = resolve(name, offline=is_offline()), local_draft(engine)
     source = open_weights(path)
     try:
         description = describe(source, engine.context)
@@ -230,6 +236,7 @@ def _plan_within(description: Description, engine: EngineConfig, num_bytes: int,
         kv_dtype=kv_dtype(engine),
         max_running=engine.max_running,
         window_step=window_step(engine),
+        draft_bytes=draft_bytes(engine),
     )
 
 

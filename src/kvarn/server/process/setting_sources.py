@@ -102,7 +102,9 @@ def file_settings(path: Path) -> dict[str, Any]:
         placed["loras"] = [_lora_begun_at(folder, one) if isinstance(one, str) else one for one in loras]
     engine = tables.get("engine", {})
     if isinstance(prefixes := engine.get("prefix_cache_dir"), str):
-        placed["engine"] = engine | {"prefix_cache_dir": begun_at(folder, prefixes)}
+        engine = placed["engine"] = engine | {"prefix_cache_dir": begun_at(folder, prefixes)}
+    if isinstance(draft := engine.get("draft_model"), str):
+        placed["engine"] = engine | {"draft_model": model_begun_at(folder, draft)}
     models = tables.get("models")
     if isinstance(models, list):
         moved = {one: model_begun_at(folder, one) for one in models if isinstance(one, str)}
