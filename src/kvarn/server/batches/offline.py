@@ -78,6 +78,7 @@ def _offline(config: ServerConfig, concurrency: int) -> ServerConfig:
         config,
         keys=None,
         host="127.0.0.1",
+        batch_dir=None,
         queue_limit=limit,
         request_timeout_s=LONGEST_S,
         engine=engine,
