@@ -17,8 +17,9 @@ from tests.server.process import MINILM, SMOLLM2, ServerProcess, model_path
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The models smollm2 and minilm, no keys; whoever breaks it breaks the tests after it."""
     models = ("--model", model_path(SMOLLM2), "--model", model_path(MINILM))
-    home = {"KVARN_HOME": str(tmp_path_factory.mktemp("home"))}
-    with ServerProcess(*models, "--context", "2048", env=home, module="tests.server.faulty") as process:
+    home = tmp_path_factory.mktemp("home")
+    options = ("--context", "2048", "--batch-dir", home / "batches")
+    with ServerProcess(*models, *options, env={"KVARN_HOME": str(home)}, module="tests.server.faulty") as process:
         yield process
 
 

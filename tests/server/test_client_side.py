@@ -32,7 +32,7 @@ def test_an_example_with_an_official_client_runs(server: ServerProcess, path: Pa
 
 
 def test_there_is_an_example_for_each_official_client() -> None:
-    assert [path.stem for path in EXAMPLES] == ["08_openai_client", "09_anthropic_client"]
+    assert [path.stem for path in EXAMPLES] == ["08_openai_client", "09_anthropic_client", "18_batch"]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")

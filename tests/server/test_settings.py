@@ -66,7 +66,7 @@ def test_relative_paths_begin_at_the_files_folder_and_elsewhere_at_the_working_d
     listed = [
         *("smollm2", "m/a.gguf", "b=b.gguf", "folder", "hf:o/r", "c=pypi:p==1", "/x/d.gguf", "~/e.gguf", "unknown")
     ]
-    names = ("keys", "uds", "tls_cert", "tls_key", "response_store")
+    names = ("keys", "uds", "tls_cert", "tls_key", "response_store", "batch_dir")
     lines = [f'{name} = "s/{name}"' for name in names]
     path = _file(tmp_path, "\n".join([f"models = {listed}", 'pinned = ["m/a.gguf", "b"]', *lines]))
     config = load_config(path, environment={})

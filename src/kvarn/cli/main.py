@@ -21,6 +21,7 @@ from kvarn.cli.bench.model import bench_make, bench_model
 from kvarn.cli.bench.serve import bench_serve
 from kvarn.cli.doctor import doctor
 from kvarn.cli.documents import index_add, index_ls, index_rm, index_stats, search
+from kvarn.cli.generate.batch import batch
 from kvarn.cli.generate.chat import chat
 from kvarn.cli.generate.fill import fill
 from kvarn.cli.generate.run import run
@@ -57,6 +58,7 @@ COMMANDS: Mapping[str, Command] = {
     "run": run,
     "chat": chat,
     "fill": fill,
+    "batch": batch,
     "serve": serve,
     "top": top,
     "show": show,

@@ -23,6 +23,7 @@ from kvarn.server.api.openai import chat_routes, completions_routes, embeddings_
 from kvarn.server.api.responses import routes as responses
 from kvarn.server.api.responses import stored_routes
 from kvarn.server.api.system import about, health, metrics, requests, tokens
+from kvarn.server.batches import batch_routes, file_routes
 from kvarn.server.collections import rerank_routes
 from kvarn.server.collections import routes as collections
 from kvarn.server.dependencies import request_context
@@ -40,7 +41,7 @@ from kvarn.server.state import ServerState
 DOCUMENT = "/openapi.json"
 ROUTES = (
     *(chat_routes, completions_routes, infill_routes, responses, stored_routes, messages, embeddings_routes),
-    *(fill, ollama, embed_routes, catalog_routes),
+    *(fill, ollama, embed_routes, catalog_routes, file_routes, batch_routes),
     *(rerank_routes, collections, models, adapter_routes, tokens, requests, health, metrics, about, live, page),
 )
 

@@ -15,6 +15,7 @@ from fastapi import Depends, Request
 from kvarn.errors import CapacityError, RateLimited
 from kvarn.observe.metrics import Metrics
 from kvarn.server.api.responses.response_store import ResponseStore
+from kvarn.server.batches.jobs import BatchJobs
 from kvarn.server.chat.generation import Generations
 from kvarn.server.collections.chat_retrieval import RetrievalServices
 from kvarn.server.collections.collection_pool import CollectionPool
@@ -129,3 +130,4 @@ Workers = Annotated[WorkerThreads, _part(lambda state: state.workers)]
 Live = Annotated[LiveSampler, _part(lambda state: state.live)]
 Responses = Annotated[ResponseStore, _part(lambda state: state.responses)]
 Retrieval = Annotated[RetrievalServices, _part(_retrieval)]
+Batches = Annotated[BatchJobs, _part(lambda state: state.batches)]

@@ -60,6 +60,18 @@ class UnknownResponse(errors.RequestError):
     """No response with this id is stored for this key."""
 
 
+class UnknownFile(errors.RequestError):
+    """No file with this id is kept for this key."""
+
+
+class UnknownBatch(errors.RequestError):
+    """No batch with this id is kept for this key."""
+
+
+class BatchesUnavailable(errors.RequestError):
+    """This server has no folder for files and batches."""
+
+
 class RetrievalUnavailable(errors.RequestError):
     """This server was installed without what retrieval needs."""
 
@@ -122,6 +134,9 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     UnsupportedMediaType: StatusRule(415, "invalid_request_error", "unsupported_media_type"),
     UnknownRequest: StatusRule(404, "invalid_request_error", "request_not_found"),
     UnknownResponse: StatusRule(404, "invalid_request_error", "response_not_found"),
+    UnknownFile: StatusRule(404, "invalid_request_error", "file_not_found"),
+    UnknownBatch: StatusRule(404, "invalid_request_error", "batch_not_found"),
+    BatchesUnavailable: StatusRule(501, "api_error", "batches_unavailable"),
     ClientGone: StatusRule(499, "invalid_request_error", "client_closed_request"),
     RetrievalUnavailable: StatusRule(501, "api_error", "retrieval_unavailable"),
     errors.RetrievalError: StatusRule(400, "invalid_request_error", "retrieval_error"),

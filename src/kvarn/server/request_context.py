@@ -13,7 +13,7 @@ from kvarn.server.api.field_names import NO_FIELDS, given_fields
 from kvarn.server.api.schema import BYTES_PER_TOKEN, COUNTED_BYTES_PER_TOKEN, Body
 from kvarn.server.api.validation import parse
 from kvarn.server.http.disconnect import Deadline, client_gone
-from kvarn.server.http.json_body import Payload, json_response, parse_body, read_body, write_json
+from kvarn.server.http.json_body import Payload, json_response, parse_body, read_body, read_bytes, write_json
 from kvarn.server.http.pipeline import GIVEN_FIELDS, LOG_FIELDS, PRINCIPAL, RECEIVED_AT, REQUEST_ID
 
 if TYPE_CHECKING:
@@ -115,6 +115,11 @@ class RequestContext:
         self._num_body_bytes = len(data)
         self.expect(len(data), model.BYTES_PER_TOKEN)
         return await self.on_body(lambda: self._parsed(model, data))
+
+    async def raw_body(self) -> bytes:
+        """The bytes of a body that is no JSON, within the server's limits."""
+        with self.ends_at_stop():
+            return await read_bytes(self._http, self._config.max_body_bytes)
 
     async def on_body(self, work: Callable[[], T]) -> T:
         """Work whose time depends on the size of the body: at once if that is small, else in the thread for large ones.

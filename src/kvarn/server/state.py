@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from kvarn.server.access.keys import KeyRing
     from kvarn.server.access.limits import RateLimits
     from kvarn.server.api.responses.response_store import ResponseStore
+    from kvarn.server.batches.jobs import BatchJobs
     from kvarn.server.chat.generation import Generations
     from kvarn.server.collections.collection_pool import CollectionPool
     from kvarn.server.collections.document_reader import DocumentReader
@@ -44,3 +45,4 @@ class ServerState:
     body_thread: WorkerThreads  # checks large bodies
     responses: ResponseStore
     live: LiveSampler
+    batches: BatchJobs

@@ -55,7 +55,8 @@ def schemas_of_routes() -> Iterator[tuple[str, dict[str, Any]]]:
         for route in module.router.routes:
             if isinstance(route, APIRoute) and "requestBody" in (route.openapi_extra or {}):
                 content = (route.openapi_extra or {})["requestBody"]["content"]
-                yield route.path, content["application/json"]["schema"]
+                if "application/json" in content:  # a form is taken apart by its route
+                    yield route.path, content["application/json"]["schema"]
 
 
 def _subclasses(model: type[Body]) -> Iterator[type[Body]]:

@@ -73,6 +73,9 @@ class ServeOptions:
     no_prefix_cache: Annotated[
         bool, typer.Option("--no-prefix-cache", help="Keep no prefixes on disk; memory still does.")
     ] = False
+    batch_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Offer /v1/files and /v1/batches, kept in this folder.")
+    ] = None
     config: Config = None
     drain_delay: Annotated[
         float | None,
@@ -110,6 +113,7 @@ class ServeOptions:
             "insecure": self.insecure or None,
             "unknown_fields": self.unknown_fields,
             "metrics_compat": self.metrics_compat,
+            "batch_dir": self.batch_dir,
             "engine.prefix_cache_dir": None if self.prefix_cache_dir is None else str(self.prefix_cache_dir),
             "engine.prefix_cache_bytes": 0 if self.no_prefix_cache else self.prefix_cache_bytes,
         }

@@ -91,6 +91,16 @@ class KeyRing:
             raise AuthError(f"tier {entry.tier!r:.80} of this key is not served here", reason="forbidden")
         return Principal(entry.name, tier, entry.group, entry.digest.hex(), entry.is_admin)
 
+    def of_fingerprint(self, fingerprint: str) -> Principal | None:
+        """The principal of a key that was authenticated before, if it is still valid: for what goes on without it."""
+        if self.is_open:
+            return ANONYMOUS if fingerprint == ANONYMOUS.fingerprint else None
+        self.refresh()
+        for entry in self._keys.entries:
+            if entry.digest.hex() == fingerprint and self._opens(entry):
+                return Principal(entry.name, self._tiers[entry.tier], entry.group, fingerprint, entry.is_admin)
+        return None
+
     def refresh(self) -> None:
         """Read the file again if it has changed; one that cannot be read leaves the keys as they were."""
         assert self._path is not None

@@ -38,7 +38,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 async def read_body(request: Request, config: ServerConfig) -> bytes:
     """The bytes of a body that says it is JSON."""
     _check_type(request)
-    return await _read(request, config.max_body_bytes)
+    return await read_bytes(request, config.max_body_bytes)
 
 
 def parse_body(data: bytes, max_depth: int, max_values: int = MAX_VALUES) -> dict[str, Any]:
@@ -91,7 +91,8 @@ def _check_type(request: Request) -> None:
         raise UnsupportedMediaType(f"the content encoding is {encoding[:80]}; send the body without one")
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def read_bytes(request: Request, limit: int) -> bytes:
+    """The bytes of a body of any kind, within the limit."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
         raise BodyTooLarge(f"the body has {int(declared[:20]):,} bytes; at most {limit:,} are taken")

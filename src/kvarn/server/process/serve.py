@@ -30,6 +30,8 @@ from kvarn.server.access.keys import KeyRing
 from kvarn.server.access.limits import RateLimits
 from kvarn.server.api.responses.response_store import ResponseStore
 from kvarn.server.app import make_app
+from kvarn.server.batches.execution import BatchExecution
+from kvarn.server.batches.jobs import BatchJobs
 from kvarn.server.chat.generation import Generations
 from kvarn.server.collections.collection_pool import CollectionPool
 from kvarn.server.collections.document_reader import DocumentReader
@@ -155,6 +157,7 @@ class ServerRun:
         self._watchdog.start()
         tune_for_serving()
         self._lifecycle.become_ready()
+        self._state.batches.start(BatchExecution(self._state))
         _print_line(f"kvarn: {self._status}")
         self._manager.tell_ready(self._status)
         if self._on_ready is not None:
@@ -205,7 +208,7 @@ class ServerRun:
         self._server.should_exit = True
         await _closed("the HTTP server", serving)
         state = self._state
-        for part in (state.prefix_warmup, state.collections, state.models, state.responses):
+        for part in (state.batches, state.prefix_warmup, state.collections, state.models, state.responses):
             await _closed(type(part).__name__, asyncio.wait_for(part.close(), CLOSE_S))
 
     def _take_signal(self, signum: int) -> None:
@@ -283,6 +286,7 @@ def make_state(config: ServerConfig) -> ServerState:
         body_thread=WorkerThreads(num_threads=1, num_reserved=0, max_per_key=None),
         responses=ResponseStore(config.response_store, config.response_store_bytes),
         live=LiveSampler(models),
+        batches=BatchJobs(config),
     )
 
 

@@ -35,6 +35,7 @@ _WHOLE: dict[str, tuple[int, int]] = {
     "max_n": (1, 128),
     "queue_limit": (1, 2**24),
     "response_store_bytes": (0, 2**40),
+    "batch_bytes": (1 << 16, 2**44),
 }
 _REAL: dict[str, tuple[float, float]] = {
     "drain_delay_s": (0.0, 3600.0),
@@ -54,6 +55,7 @@ PATHS = {
     "tls_cert": "the path of a PEM file",
     "tls_key": "the path of a PEM file",
     "response_store": "the path of an SQLite file",
+    "batch_dir": "the path of a folder for files and batches",
     "lora_dir": "the path of a folder with adapters",
 }
 _TEXTS = ("models", "pinned", "loras", "cors_origins", "allowed_hosts")
@@ -102,6 +104,8 @@ class ServerConfig:
     queue_limit: int = DEFAULT_QUEUE_LIMIT  # requests waiting in one engine; more are refused with Retry-After
     response_store: Path | None = None  # SQLite file of /v1/responses that are stored; None: in memory
     response_store_bytes: int = 64 << 20  # of all keys together; 0: none is stored
+    batch_dir: Path | None = None  # folder of /v1/files and /v1/batches; None: they are refused
+    batch_bytes: int = 1 << 30  # of all files in it; one of several keys may hold half
     ping_s: float = 15.0  # between comments that keep a silent stream open
     memory_bytes: int | None = None  # for all models together; None: what the machine has
     pinned: tuple[str, ...] = ()  # models loaded at start and never unloaded
