@@ -22,7 +22,7 @@ class Staging:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffers = [torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._copied = [torch.cuda.Event() for _ in self._buffers]
+        self._copied = [torch.cuda.Event() for _ in self._buffers]  # type: ignore[no-untyped-call]
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kvarn-staging")
         self._turn = 0
 
