@@ -6,17 +6,19 @@ Also stacks the matrices of single experts into GGUF's (experts, out, in). Does 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from kvarn.errors import FormatError
 from kvarn.formats.encoder_names import DENSE, ENCODER, WHOLE_ENCODER, has_classifier, is_head, without_adapters
-from kvarn.formats.hf_state_names import STATE_NAMES, WHOLE_STATE_NAMES
+from kvarn.formats.hf_special_names import GPT_NAMES, STATE_NAMES, WHOLE_STATE_NAMES, of_one_stack
 from kvarn.formats.tensor_view import RowRange, ViewEntry, WeightView, num_rows, renamed, stacked
 from kvarn.formats.weights import TensorInfo, WeightSource
 
-Dialect = Literal["decoder", "sandwich", "encoder", "turned"]  # turned: experts are (experts, in, out)
+# turned: experts are (experts, in, out); two_way: one stack under two names, encoder.language_model and decoder
+Dialect = Literal["decoder", "sandwich", "encoder", "turned", "two_way"]
 
+LOCAL_NAMES: Mapping[Dialect, Callable[[str], str | None]] = {"encoder": without_adapters, "two_way": of_one_stack}
 MAX_EXPERTS = 1024
 
 # Hugging Face on the left, without the model's prefix; {} is the number of the layer.
@@ -42,6 +44,11 @@ DECODER = {
     "layers.{}.block_sparse_moe.gate": "blk.{}.ffn_gate_inp",
     "layers.{}.post_self_attn_layernorm": "blk.{}.post_attention_norm",
     "layers.{}.post_mlp_layernorm": "blk.{}.post_ffw_norm",
+    "layers.{}.pre_mlp_layernorm": "blk.{}.ffn_norm",
+    **dict.fromkeys(("layers.{}.post_norm1", "layers.{}.post_operator_norm"), "blk.{}.post_attention_norm"),
+    **dict.fromkeys(("layers.{}.post_norm2", "layers.{}.post_ffn_norm"), "blk.{}.post_ffw_norm"),
+    **dict.fromkeys(("layers.{}.self_attn.gate_proj", "layers.{}.self_attn.g_proj"), "blk.{}.attn_gate"),
+    "layers.{}.mlp.router.gate": "blk.{}.ffn_gate_inp",
     **{
         f"layers.{{}}.{mixer}.{part}_layernorm": f"blk.{{}}.attn_{part[0]}_norm"
         for mixer in ("self_attn", "attention")
@@ -52,43 +59,13 @@ DECODER = {
     "layers.{}.mlp.c_proj": "blk.{}.ffn_down",
     "layers.{}.mlp.fc1": "blk.{}.ffn_up",
     "layers.{}.mlp.fc2": "blk.{}.ffn_down",
+    # of layers behind the last, which predict further tokens
+    **{f"layers.{{}}.{part}": f"blk.{{}}.nextn.{part}" for part in ("enorm", "hnorm", "eh_proj", "embed_tokens")},
+    **{f"layers.{{}}.shared_head.{part}": f"blk.{{}}.nextn.shared_head_{part}" for part in ("norm", "head")},
+    "layers.{}.final_layernorm": "blk.{}.nextn.shared_head_norm",
     "final_layernorm": "output_norm",
     "final_layer_norm": "output_norm",
-    "embed_in": "token_embd",
-    "embed_out": "output",
-    "layers.{}.attention.query_key_value": "blk.{}.attn_qkv",
-    "layers.{}.attention.dense": "blk.{}.attn_output",
-    "layers.{}.mlp.dense_h_to_4h": "blk.{}.ffn_up",
-    "layers.{}.mlp.dense_4h_to_h": "blk.{}.ffn_down",
-    **{f"{stem}word_embeddings": "token_embd" for stem in ("", "transformer.")},
-    **{
-        f"transformer.h.{{}}.{theirs}": f"blk.{{}}.{ours}"
-        for theirs, ours in {
-            "self_attention.query_key_value": "attn_qkv",
-            "self_attention.dense": "attn_output",
-            "mlp.dense_h_to_4h": "ffn_up",
-            "mlp.dense_4h_to_h": "ffn_down",
-            "input_layernorm": "attn_norm",
-            "post_attention_layernorm": "ffn_norm",
-            "ln_attn": "attn_norm",
-            "ln_mlp": "ffn_norm",
-        }.items()
-    },
-    **{f"{stem}wte": "token_embd" for stem in ("", "transformer.")},
-    **{f"{stem}wpe": "position_embd" for stem in ("", "transformer.")},
-    **{f"{stem}ln_f": "output_norm" for stem in ("", "transformer.")},
-    **{
-        f"{stem}h.{{}}.{theirs}": f"blk.{{}}.{ours}"
-        for stem in ("", "transformer.")
-        for theirs, ours in {
-            "ln_1": "attn_norm",
-            "ln_2": "ffn_norm",
-            "attn.c_attn": "attn_qkv",
-            "attn.c_proj": "attn_output",
-            "mlp.c_fc": "ffn_up",
-            "mlp.c_proj": "ffn_down",
-        }.items()
-    },
+    **GPT_NAMES,
     **{
         f"layers.{{}}.{ffn}.{shared}.{part}_proj": f"blk.{{}}.ffn_{part}_shexp"
         for ffn, shared in (
@@ -168,6 +145,7 @@ DECODER = {
 WHOLE_NAMES = {
     "layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.mlp.gate.expert_bias": "blk.{}.exp_probs_b.bias",
+    **{f"layers.{{}}.mlp.{name}": "blk.{}.exp_probs_b.bias" for name in ("expert_bias", "e_score_correction_bias")},
     **{f"layers.{{}}.mlp.experts.{part}_proj": f"blk.{{}}.ffn_{part}_exps.weight" for part in ("gate", "up")},
     "layers.{}.block_sparse_moe.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.mlp.moe_statics.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
@@ -192,6 +170,7 @@ TABLES: Mapping[Dialect, Mapping[str, str]] = {
     "sandwich": SANDWICH,
     "encoder": ENCODER,
     "turned": DECODER,
+    "two_way": SANDWICH,
 }
 EXPERT_MATRICES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
@@ -240,7 +219,7 @@ def canonical_view(source: WeightSource, dialect: Dialect) -> WeightView:
     experts: dict[str, dict[int, ViewEntry]] = {}
     for name, info in source.tensors.items():
         plain = _PREFIX.sub("", name, count=1)
-        local = without_adapters(plain) if dialect == "encoder" else plain
+        local = LOCAL_NAMES[dialect](plain) if dialect in LOCAL_NAMES else plain
         if local is None:
             continue
         canonical = translate(local, dialect)

@@ -5,6 +5,7 @@ Knows types, shapes and bytes; does no arithmetic and does not know what a model
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -59,7 +60,7 @@ class TensorInfo:
 
     @property
     def num_values(self) -> int:
-        return int(np.prod(self.shape, dtype=object)) if self.shape else 1
+        return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:

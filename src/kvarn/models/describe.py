@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.errors import ConfigError, FormatError
+from kvarn.errors import ConfigError, FormatError, ModelError
 from kvarn.formats.hf_names import canonical_view
 from kvarn.formats.tensor_view import WeightView, renamed, shifted
 from kvarn.formats.weights import WeightSource, conversions
+from kvarn.models.architectures.draft_layer import draft_spec, draft_view
 from kvarn.models.architectures.entry import Architecture
 from kvarn.models.hparams import HParams
 from kvarn.models.recurrent import kv_layers, state_layers
@@ -31,13 +32,14 @@ TEXT_ONLY = "the text part of a model that also reads images or sounds: they are
 class Description:
     """A model that was checked. recommended: SamplingParams fields the model's authors suggest.
 
-    notes: what a user should know about how it is run.
+    notes: what a user should know about how it is run. draft: the layer that predicts further tokens, as a model.
     """
 
     spec: ModelSpec
     weights: WeightSource
     recommended: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    draft: Description | None = None
 
 
 def describe(source: WeightSource, context: int | None = None) -> Description:
@@ -56,11 +58,32 @@ def describe(source: WeightSource, context: int | None = None) -> Description:
         raise hparams.unsupported("no layer of the model has attention or a state", "layer_types")
     if spec.head is not None and spec.head.tied:
         view = _without_copied_head(view)
+    draft = _draft_layer(spec, view, architecture, hparams.notes)
+    view = _separated(spec, view, architecture)
+    return Description(spec, view, recommended_sampling(source), tuple(hparams.notes), draft)
+
+
+def _draft_layer(
+    spec: ModelSpec, view: WeightView, architecture: Architecture, notes: dict[str, None]
+) -> Description | None:
+    """Describe the layer that predicts further tokens as a model of its own; a damaged one is as good as none."""
+    if spec.draft is None:
+        return None
+    own = draft_spec(spec)
+    try:
+        return Description(own, _separated(own, draft_view(spec, view), architecture))
+    except ModelError as error:
+        notes[f"the layer that predicts further tokens is left out: {error}"] = None
+        return None
+
+
+def _separated(spec: ModelSpec, view: WeightView, architecture: Architecture) -> WeightView:
+    """The tensors that the spec has, each on its own, all of them checked."""
     if architecture.split is not None:
         view = architecture.split(spec, view)
     view = separate_tensors(spec, view)
     check_tensors(spec, view)
-    return Description(spec, view, recommended_sampling(source), tuple(hparams.notes))
+    return view
 
 
 def _canonical(source: WeightSource, architecture: Architecture) -> WeightView:

@@ -23,19 +23,19 @@ class HParam:
 
 
 HPARAMS: Final[Mapping[str, HParam]] = {
-    "num_layers": HParam("block_count", ("n_layers", "n_layer", "num_hidden_layers"), 1, 1024),
-    "width": HParam("embedding_length", ("d_model", "n_embd", "dim", "hidden_size"), 1, 2**20),
+    "num_layers": HParam("block_count", ("n_layers", "n_layer", "num_layers", "num_hidden_layers"), 1, 1024),
+    "width": HParam("embedding_length", ("d_model", "n_embd", "n_embed", "dim", "hidden_size"), 1, 2**20),
     "vocab_size": HParam("vocab_size", ("embedding_size", "vocab_size"), 1, 2**24),
     "context_length": HParam(
-        "context_length", ("max_sequence_length", "n_positions", "max_position_embeddings"), 1, 2**30
+        "context_length", ("max_sequence_length", "n_positions", "seq_length", "max_position_embeddings"), 1, 2**30
     ),
     "hidden": HParam(
         "feed_forward_length",
-        ("mlp_hidden_size", "n_inner", "ffn_hidden_size", "hidden_dim", "intermediate_size"),
+        ("mlp_hidden_size", "n_inner", "ffn_hidden_size", "ffn_dim", "hidden_dim", "intermediate_size"),
         0,
         2**22,
     ),
-    "num_heads": HParam("attention.head_count", ("n_heads", "n_head", "num_attention_heads"), 1, 1024),
+    "num_heads": HParam("attention.head_count", ("n_heads", "n_head", "num_heads", "num_attention_heads"), 1, 1024),
     "num_kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads", "num_kv_heads"), 0, 1024),
     "head_dim": HParam("attention.key_length", ("head_dim",), 1, 2**14),
     "value_dim": HParam("attention.value_length", (), 1, 2**14),
@@ -50,6 +50,8 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "laurel_rank": HParam(None, ("laurel_rank",), 1, 2**16),
     "per_layer_vocab_size": HParam(None, ("vocab_size_per_layer_input",), 1, 2**24),
     "sliding_window": HParam("attention.sliding_window", ("sliding_window",), 0, 2**30),
+    "local_window": HParam(None, ("window_size",), 1, 2**30),
+    "embedding_width": HParam(None, ("word_embed_proj_dim",), 1, 2**20),
     "rms_norm_eps": HParam("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), 0, 1),
     "layer_norm_eps": HParam(
         "attention.layer_norm_epsilon", ("norm_epsilon", "layer_norm_epsilon", "norm_eps", "layer_norm_eps"), 0, 1
@@ -91,7 +93,9 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "router_jitter": HParam(None, ("router_jitter_noise",), 0, 1),
     "rope_short_magnitude": HParam(None, ("short_mscale",), 0, 1e3),
     "rope_long_magnitude": HParam(None, ("long_mscale",), 0, 1e3),
-    "expert_scale": HParam("expert_weights_scale", ("routed_scaling_factor",), 0, 1e4),
+    "expert_scale": HParam(
+        "expert_weights_scale", ("routed_scaling_factor", "router_scaling_factor", "route_scale"), 0, 1e4
+    ),
     "num_draft_layers": HParam("nextn_predict_layers", (), 0, 64),
     "num_groups": HParam("expert_group_count", ("n_group",), 1, 1024),
     "num_active_groups": HParam("expert_group_used_count", ("topk_group",), 1, 1024),
@@ -205,5 +209,6 @@ ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
+    "relu": "relu",
     "relu2": "relu2",
 }

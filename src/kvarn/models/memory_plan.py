@@ -5,6 +5,7 @@ The KV cache is reserved as address space; its pages are taken as tokens fill th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvarn.config import EngineConfig
@@ -13,6 +14,7 @@ from kvarn.formats.recast_weights import DenseWeights, Q8Weights
 from kvarn.formats.weights import WeightSource
 from kvarn.machine import MemoryAvailable
 from kvarn.models.cache_cost import CacheCost, cache_cost
+from kvarn.models.diffusion.uniform import UniformDiffusion
 from kvarn.models.recurrent import (
     MIN_STATES,
     SLOTS_OF_SEQUENCE,
@@ -50,8 +52,9 @@ class MemoryPlan:
     cost: CacheCost  # of kv_bytes
     note: str | None = None  # why context is less than the model's, if it is
     num_states: int = 0  # slots for the states of recurrent layers
-    state_bytes: int = 0  # of all of them
+    state_bytes: int = 0  # of all of them, or of what the steps of running canvases feed back
     draft_bytes: int = 0  # of a draft model, with its cache
+    lora_bytes: int = 0  # for adapters, as many as will be loaded
 
     @property
     def max_sequences(self) -> int:
@@ -60,14 +63,17 @@ class MemoryPlan:
 
     @property
     def needed_bytes_without_cache(self) -> int:
-        return self.weights_bytes + self.draft_bytes + self.runtime_bytes + self.scratch_bytes
+        return self._held_bytes + self.scratch_bytes
 
     @property
     def needed_bytes(self) -> int:
         """The most that is in use at one time."""
         cache_bytes = self.kv_bytes + self.state_bytes
-        fixed_bytes = self.weights_bytes + self.draft_bytes + self.runtime_bytes
-        return fixed_bytes + max(self.repack_bytes, cache_bytes + self.scratch_bytes)
+        return self._held_bytes + max(self.repack_bytes, cache_bytes + self.scratch_bytes)
+
+    @property
+    def _held_bytes(self) -> int:
+        return self.weights_bytes + self.draft_bytes + self.lora_bytes + self.runtime_bytes
 
 
 def held_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:
@@ -90,6 +96,9 @@ def plan_memory(
     max_running: int = 64,
     window_step: int | None = None,
     draft_bytes: int = 0,
+    lora_bytes: int = 0,
+    step_rows: int = BATCH_TOKENS,
+    remedies: Sequence[str] = (),  # what else would make it fit
 ) -> MemoryPlan:
     """Size the weights, the KV cache and the rest, or refuse with the numbers and the cheapest changes.
 
@@ -97,16 +106,10 @@ def plan_memory(
     """
     _check_context(spec, context)
     cost = cache_cost(spec, kv_layer_bytes(kv_layers(spec), latent_layers(spec), kv_dtype), window_step)
-    fixed = MemoryPlan(
-        weights_bytes=held_bytes(weights),
-        repack_bytes=2 * max((info.num_bytes for info in weights.tensors.values()), default=0),
-        kv_bytes=0,
-        scratch_bytes=scratch_bytes(spec),
-        runtime_bytes=RUNTIME_BYTES + spec.vocab_size * TOKENIZER_BYTES_PER_TOKEN,
-        available=available,
-        context=0,
-        cost=cost,
+    fixed = replace(
+        _without_cache(spec, weights, available, cost, max(step_rows, BATCH_TOKENS)),
         draft_bytes=draft_bytes,
+        lora_bytes=0 if isinstance(spec.generation, Encoder) else lora_bytes,
     )
     left_bytes = available.num_bytes - fixed.needed_bytes_without_cache
     asked_bytes = kv_bytes if kv_bytes is not None else cost.least_bytes(context or 0)
@@ -115,8 +118,24 @@ def plan_memory(
     cache = _choose_cache(spec, context, kv_bytes, cost, left_bytes)
     plan = replace(fixed, context=cache.context, kv_bytes=cache.num_bytes, note=cache.note)
     if plan.needed_bytes > available.num_bytes:
-        raise _refusal(plan, left_bytes)
+        raise _refusal(plan, left_bytes, remedies)
     return plan
+
+
+def _without_cache(
+    spec: ModelSpec, weights: WeightSource, available: MemoryAvailable, cost: CacheCost, step_rows: int
+) -> MemoryPlan:
+    """What a model takes before anything is cached."""
+    return MemoryPlan(
+        weights_bytes=held_bytes(weights),
+        repack_bytes=2 * max((info.num_bytes for info in weights.tensors.values()), default=0),
+        kv_bytes=0,
+        scratch_bytes=scratch_bytes(spec, step_rows),
+        runtime_bytes=RUNTIME_BYTES + spec.vocab_size * TOKENIZER_BYTES_PER_TOKEN,
+        available=available,
+        context=0,
+        cost=cost,
+    )
 
 
 def held_bytes(weights: WeightSource) -> int:
@@ -131,6 +150,9 @@ def _with_states(plan: MemoryPlan, spec: ModelSpec, max_running: int, most_bytes
 
     No more than most_bytes, and never fewer than one request needs.
     """
+    if isinstance(spec.generation, UniformDiffusion):  # what steps feed back: of those that run, and of one step
+        rows = spec.generation.canvas * max_running + BATCH_TOKENS
+        return replace(plan, state_bytes=4 * rows * spec.width)
     slot_bytes = 4 * sum(state_layers(spec))
     if slot_bytes == 0:
         return plan
@@ -238,19 +260,20 @@ def _check_context(spec: ModelSpec, context: int | None) -> None:
         raise ConfigError(f"context is {context:,}, the model was made for {spec.context_length:,}; give at most that")
 
 
-def _refusal(plan: MemoryPlan, left_bytes: int) -> DoesNotFit:
+def _refusal(plan: MemoryPlan, left_bytes: int, remedies: Sequence[str]) -> DoesNotFit:
     others, cache_bytes = plan.scratch_bytes + plan.runtime_bytes, plan.kv_bytes + plan.state_bytes
     what = "KV cache and states" if plan.state_bytes else "KV cache"
-    draft = f", draft model {show_bytes(plan.draft_bytes)}" if plan.draft_bytes else ""
+    beside = f", draft model {show_bytes(plan.draft_bytes)}" if plan.draft_bytes else ""
+    beside += f", adapters {show_bytes(plan.lora_bytes)} (lora_bytes)" if plan.lora_bytes else ""
     fitting_tokens = plan.cost.tokens_in(max(0, left_bytes))
     fitting_bytes = plan.cost.least_bytes(fitting_tokens)
-    changes = ["use a smaller quantisation or model"]
+    changes = [*remedies, "use a smaller quantisation or model"]
     if fitting_tokens >= plan.context and plan.kv_bytes > left_bytes:  # a cache of several contexts was asked for
         changes.insert(0, f"set kv_bytes={fitting_bytes} or less")
     elif MIN_CONTEXT <= fitting_tokens < plan.context:
         changes.insert(0, f"set context={fitting_tokens} (kv_bytes={fitting_bytes})")
     return DoesNotFit(
-        f"the model needs {show_bytes(plan.needed_bytes)} (weights {show_bytes(plan.weights_bytes)}{draft}, "
+        f"the model needs {show_bytes(plan.needed_bytes)} (weights {show_bytes(plan.weights_bytes)}{beside}, "
         f"{what} {show_bytes(cache_bytes)} for {plan.context:,} tokens, scratch and runtime {show_bytes(others)}), "
         f"{show_bytes(plan.available.num_bytes)} is available: {plan.available.reason}; {', or '.join(changes)}",
         needed_bytes=plan.needed_bytes,

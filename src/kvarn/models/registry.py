@@ -8,14 +8,15 @@ from typing import Any, Final
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
 from kvarn.models.architectures import (
-    a2d,
+    afmoe,
     arcee,
+    bloom,
     cohere,
     deepseek,
     dots1,
-    dream,
     ernie4_5,
     exaone4,
+    exaone_moe,
     falcon,
     falcon_h1,
     gemma,
@@ -26,15 +27,17 @@ from kvarn.models.architectures import (
     glm4,
     glm4_moe,
     gpt2,
+    gpt_bigcode,
+    gpt_neo,
     gpt_neox,
     gpt_oss,
+    gptj,
     granite,
     granite_hybrid,
     hunyuan,
+    hy_v3,
     lfm2,
-    llada,
-    llada2,
-    llada_moe,
+    lfm3,
     llama,
     llama4,
     mamba,
@@ -45,14 +48,15 @@ from kvarn.models.architectures import (
     nemotron_h,
     olmo2,
     olmoe,
+    opt,
     phi,
     phi3,
     phimoe,
+    qwen2,
     qwen2_moe,
     qwen3,
     qwen3_next,
     qwen_vl,
-    sdar,
     seed_oss,
     smollm3,
     stablelm,
@@ -60,18 +64,21 @@ from kvarn.models.architectures import (
 )
 from kvarn.models.architectures.entry import Architecture
 from kvarn.models.config.families import FAMILIES
+from kvarn.models.diffusion.architectures import DIFFUSION
 from kvarn.models.encoders.architectures import ENCODERS
 from kvarn.models.hparam_names import HPARAMS
 from kvarn.models.hparams import text_config
+from kvarn.models.tensors.fused import without_gate_bias
 
-TRANSCRIPTION: Final = "a transcription of its authors' code"
 # The text parts of models with several, where text_config does not name its own model type.
 TEXT_PARTS: Final = {
-    **{name: f"{name}_text" for name in ("llama4", "gemma3n", "gemma4", "qwen3_vl", "qwen3_vl_moe")},
+    **{
+        name: f"{name}_text"
+        for name in ("llama4", "gemma3n", "gemma4", "gemma4_unified", "diffusion_gemma", "qwen3_vl", "qwen3_vl_moe")
+    },
     **{"mistral3": "mistral", "internvl": "qwen2", "smolvlm": "llama", "idefics3": "llama", "lfm2_vl": "lfm2"},
     **{"llava": "llama", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"},
 }
-MASKED: Final = "transformers, with another mask"
 SECOND_NORM: Final = {"post_attention_norm": "ffn_norm"}  # by its place, though it stands before the feed-forward
 ARCHITECTURES: Final = (
     Architecture(
@@ -84,7 +91,7 @@ ARCHITECTURES: Final = (
     Architecture("dots.llm1", ("dots1",), ("dots1",), dots1.describe),
     Architecture("Llama 4 (text)", ("llama4",), ("llama4_text",), llama4.describe, "turned", split=llama4.separate),
     Architecture("Phi-3.5-MoE, Phi-mini-MoE", ("phimoe",), ("phimoe",), phimoe.describe),
-    Architecture("Qwen2, Qwen2.5; Open-dCoder", ("qwen2",), ("qwen2",), a2d.describe_qwen2),
+    Architecture("Qwen2, Qwen2.5; Open-dCoder", ("qwen2",), ("qwen2",), qwen2.describe),
     Architecture("Qwen3, dense and with experts", ("qwen3", "qwen3moe"), ("qwen3", "qwen3_moe"), qwen3.describe),
     Architecture("Gemma 2", ("gemma2",), ("gemma2",), gemma2.describe, "sandwich", hf_norm_offset=1.0),
     Architecture(
@@ -106,7 +113,7 @@ ARCHITECTURES: Final = (
     Architecture(
         "Gemma 4 (text), dense and with experts",
         ("gemma4",),
-        ("gemma4_text",),
+        ("gemma4_text", "gemma4_unified_text"),
         gemma4.describe,
         "sandwich",
         split=gemma4.separate,
@@ -118,7 +125,11 @@ ARCHITECTURES: Final = (
     Architecture("OLMo 2, OLMo 3", ("olmo2",), ("olmo2", "olmo3"), olmo2.describe, "sandwich"),
     Architecture("OLMoE", ("olmoe",), ("olmoe",), olmoe.describe),
     Architecture(
-        "Granite 3, dense and with experts", ("granite", "granitemoe"), ("granite", "granitemoe"), granite.describe
+        "Granite 3, dense and with experts",
+        ("granite", "granitemoe"),
+        ("granite", "granitemoe", "granitemoeshared"),
+        granite.describe,
+        split=granite_hybrid.cut_shared,
     ),
     Architecture("GLM-4 (0414)", ("glm4",), ("glm4",), glm4.describe),
     Architecture("EXAONE 4", ("exaone4",), ("exaone4",), exaone4.describe, "sandwich"),
@@ -159,6 +170,13 @@ ARCHITECTURES: Final = (
     Architecture("GPT-NeoX, Pythia", ("gptneox",), ("gpt_neox",), gpt_neox.describe, split=gpt_neox.split_heads),
     Architecture("Falcon (7B, 40B, 180B)", ("falcon",), ("falcon",), falcon.describe, split=falcon.separate),
     Architecture("GPT-2", ("gpt2",), ("gpt2",), gpt2.describe, split=gpt2.transpose),
+    Architecture("GPT-Neo", (), ("gpt_neo",), gpt_neo.describe),
+    Architecture("GPT-J", (), ("gptj",), gptj.describe),
+    Architecture(
+        "StarCoder, SantaCoder", ("starcoder",), ("gpt_bigcode",), gpt_bigcode.describe, split=gpt_bigcode.separate
+    ),
+    Architecture("BLOOM, BLOOMZ", ("bloom",), ("bloom",), bloom.describe, split=gpt_neox.split_heads),
+    Architecture("OPT, Galactica", (), ("opt",), opt.describe, split=opt.drop_position_offset),
     Architecture(
         "GLM-4.5, Solar Open",
         ("glm4moe",),
@@ -198,6 +216,12 @@ ARCHITECTURES: Final = (
     Architecture(
         "LFM2, dense and with experts", ("lfm2", "lfm2moe"), ("lfm2", "lfm2_moe"), lfm2.describe, split=lfm2.rename
     ),
+    Architecture("LFM3", (), ("lfm3",), lfm3.describe, split=lfm3.repeat_gates),
+    Architecture("Trinity (AFMoE)", ("afmoe",), ("afmoe",), afmoe.describe, "sandwich", split=without_gate_bias),
+    Architecture("K-EXAONE", ("exaone-moe",), ("exaone_moe",), exaone_moe.describe, split=glm4_moe.drop_draft_layers),
+    Architecture("Hunyuan 3", ("hy_v3",), ("hy_v3",), hy_v3.describe, split=hy_v3.separate),
+    Architecture("HyperCLOVA X", (), ("hyperclovax",), granite.describe_hyperclova),
+    Architecture("GLM-4 (9B), GLM-Edge", ("chatglm",), ("glm",), glm4.describe_first),
     Architecture("Falcon-H1", ("falcon-h1",), ("falcon_h1",), falcon_h1.describe, split=falcon_h1.fold),
     Architecture(
         "Granite 4, Bamba: dense and with experts",
@@ -218,21 +242,7 @@ ARCHITECTURES: Final = (
     ),
     Architecture("Mamba-2, Codestral Mamba", ("mamba2",), ("mamba2",), mamba2.describe, split=mamba2.flatten_states),
     *ENCODERS,
-    Architecture("LLaDA", ("llada",), ("llada",), llada.describe, oracle=TRANSCRIPTION),
-    Architecture("LLaDA-MoE", ("llada-moe",), ("llada_moe",), llada_moe.describe, oracle=TRANSCRIPTION),
-    Architecture(
-        "LLaDA 2.0, LLaDA 2.1",
-        ("llada2",),
-        ("llada2_moe", "llada2_moe_veomni"),
-        llada2.describe,
-        oracle=TRANSCRIPTION,
-    ),
-    Architecture(
-        "Dream, Dream-Coder, DiffuCoder", ("dream",), ("Dream", "dream"), dream.describe, oracle=TRANSCRIPTION
-    ),
-    Architecture("Fast-dLLM v2", (), ("Fast_dLLM_Qwen",), a2d.describe_fast_dllm, oracle=MASKED),
-    Architecture("Tiny-A2D", (), ("a2d-llama", "a2d-qwen2", "a2d-qwen3"), a2d.describe, oracle=MASKED),
-    Architecture("SDAR", ("sdar",), ("sdar", "sdar_moe"), sdar.describe, oracle=TRANSCRIPTION),
+    *DIFFUSION,
 )
 
 
@@ -253,12 +263,16 @@ def find_architecture(source: WeightSource) -> tuple[str, Architecture]:
 
 
 def supported_families() -> list[tuple[str, str, str, str, str]]:
-    """List what can be run: title, GGUF architectures, model types of config.json, context, oracle of the tests.
+    """List what can be run, by title: as family_row() has it."""
+    return sorted(map(family_row, ARCHITECTURES), key=lambda row: row[0].lower())
+
+
+def family_row(one: Architecture) -> tuple[str, str, str, str, str]:
+    """Title, GGUF architectures, model types of config.json, context, oracle of the tests.
 
     The context is that of a folder whose config.json has none; GGUF files always say theirs.
     """
-    rows = [(one.title, ", ".join(one.gguf), ", ".join(one.hf), _context(one), one.oracle) for one in ARCHITECTURES]
-    return sorted(rows, key=lambda row: row[0].lower())
+    return one.title, ", ".join(one.gguf), ", ".join(one.hf), _context(one), one.oracle
 
 
 def _context(architecture: Architecture) -> str:

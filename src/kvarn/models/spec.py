@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvarn.errors import UnsupportedModel
+from kvarn.models.diffusion.uniform import UniformDiffusion
 from kvarn.models.encoders.pooled import Classifier, DenseLayer
 from kvarn.models.residual import AltUp, PerLayerEmbedding, PerLayerInput
 from kvarn.models.state_layers import GatedDeltaNet, Mamba, Mamba2, NoMixer, ShortConv
 
 # gelu is the exact erf form, relu2 the square of relu. swiglu_oai, gated only:
 # (clip(up, -7, 7) + 1) * g * sigmoid(1.702 g) with g = min(gate, 7)
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai"]
-Mask = Literal["causal", "bidirectional", "block_causal"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"]
+# canvas: rows of a text are causal; those of a canvas behind it see the keys that its first row would see with a
+# causal mask, and all of the canvas
+Mask = Literal["causal", "bidirectional", "block_causal", "canvas"]
 Pooling = Literal["mean", "cls", "last"]
 
 
@@ -201,6 +204,7 @@ class Block:
     beside: MixtureOfExperts | None = None
     per_layer: PerLayerInput | None = None
     output_scale: bool = False  # at last, x *= layer_output_scale (1)
+    text_scale: bool = False  # then rows before a canvas have one of their own, enc_layer_output_scale (1)
     laurel: int | None = None
     state: Mamba2 | None = None
 
@@ -217,7 +221,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class InputEmbedding:
-    """x = token_embd[token] * scale (+ position_embd[position]) (+ token_types[0]), then token_embd_norm."""
+    """x = token_embd[token] * scale (+ position_embd[position]) (+ token_types[0]), then token_embd_norm.
+
+    joined: instead, x = eh_proj(enorm(e), hnorm(h)), one behind the other, of what the batch has as inputs.
+    """
 
     scale: float = 1.0
     positions: int | None = None  # number of learned positions
@@ -225,6 +232,7 @@ class InputEmbedding:
     segments: int = 1  # 2: id + vocab_size is the same token in the second of two texts, with token_types[1]
     norm: Norm | None = None
     per_layer: PerLayerEmbedding | None = None
+    joined: Norm | None = None  # enorm and hnorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,5 +279,10 @@ class ModelSpec:
     blocks: tuple[Block, ...]
     output_norm: Norm | None  # tensor output_norm
     head: Head | None  # None for encoders
-    generation: Autoregressive | MaskedDiffusion | Encoder
+    generation: Autoregressive | MaskedDiffusion | UniformDiffusion | Encoder
     altup: AltUp | None = None
+    draft: Block | None = None  # the file's layer behind these, see architectures/draft_layer.py
+
+    @property
+    def is_diffusion(self) -> bool:
+        return isinstance(self.generation, MaskedDiffusion | UniformDiffusion)

@@ -22,6 +22,12 @@ class NewFile:
         self._draft: str | None = None
         self.file: IO[bytes] = self._open_nameless() or self._open_hidden()
 
+    @property
+    def path(self) -> Path:
+        """Where it can be read, also before it has a name, by this process."""
+        self.file.flush()
+        return Path(self._draft or f"/proc/self/fd/{self.file.fileno()}")
+
     def publish(self, target: Path) -> None:
         """Give the file its name, in place of any that has it; the target is on the same file system."""
         self.file.flush()

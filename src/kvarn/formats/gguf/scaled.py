@@ -16,7 +16,9 @@ from kvarn.formats.weight_proxy import WeightProxy
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
 
 # Scales that are tensors of the model, whatever the type of what they belong to.
-KEPT: Final[Mapping[str, tuple[str, ...]]] = {"gemma4": (".ffn_gate_inp", ".ffn_down_exps")}
+KEPT: Final[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
+    ("gemma4", "diffusion-gemma"), (".ffn_gate_inp", ".ffn_down_exps")
+)
 BLOCK_BYTES = TensorType.Q8_0.block_bytes
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +29,15 @@ def part_path(path: str, number: int, count: int) -> str:
     match = _PART.fullmatch(path)
     stem = match["stem"] if match else path.removesuffix(".gguf")
     return f"{stem}-{number:05d}-of-{count:05d}.gguf"
+
+
+def part_names(path: str) -> Iterator[str]:
+    """All parts of the model of which path names one; the path itself where it names no part."""
+    match = _PART.fullmatch(path)
+    count = min(int(match["count"]), limits.MAX_PARTS) if match else 0
+    yield from (part_path(path, number, count) for number in range(1, count + 1))
+    if match is None:
+        yield path
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile | SplitGGUF:

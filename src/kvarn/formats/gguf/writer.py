@@ -111,6 +111,18 @@ def write_gguf(
     return _write_all(files, progress)
 
 
+def write_gguf_to(
+    file: IO[bytes],
+    metadata: Mapping[str, Any],
+    tensors: Tensors,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write a model into an open file."""
+    stored = {name: _stored(name, tensor) for name, tensor in tensors.items()}
+    _write_file(file, metadata, stored, progress)
+
+
 def gguf_size(metadata: Mapping[str, Any], tensors: Mapping[str, Stored | Streamed]) -> int:
     """The bytes of a file of these, before it is written."""
     alignment = alignment_of(metadata)
@@ -141,8 +153,7 @@ def _write_all(
         for target, metadata, tensors in files:
             new = NewFile(target.parent)
             stack.callback(new.close)
-            stored = {name: _stored(name, tensor) for name, tensor in tensors.items()}
-            _write_file(new.file, metadata, stored, progress)
+            write_gguf_to(new.file, metadata, tensors, progress=progress)
             written.append((new, target))
         for new, target in written:
             new.publish(target)

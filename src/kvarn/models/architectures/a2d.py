@@ -1,19 +1,19 @@
-"""Autoregressive models retrained to fill in masked tokens: Tiny-A2D, Fast-dLLM v2, Open-dCoder."""
+"""Autoregressive models retrained to fill in masked tokens: Tiny-A2D, Fast-dLLM v2; Open-dCoder is in qwen2.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from kvarn.models.architectures import llama, qwen2, qwen3
+from kvarn.models.diffusion.masked import as_masked_diffusion
 from kvarn.models.hparams import HParams
-from kvarn.models.masked_diffusion import as_masked_diffusion, tokenizer_mask_id
 from kvarn.models.spec import ModelSpec
 
 FAST_DLLM_MASK_ID = 151665  # of `|<MASK>|`, which these models add to Qwen2.5's vocabulary
 FAST_DLLM_BLOCK = 32
 SOURCES: dict[str, Callable[[HParams], ModelSpec]] = {
     "a2d-llama": llama.describe,
-    "a2d-qwen2": qwen2.describe,
+    "a2d-qwen2": qwen2.described,
     "a2d-qwen3": qwen3.describe,
 }
 
@@ -29,13 +29,4 @@ def describe(hparams: HParams) -> ModelSpec:
 def describe_fast_dllm(hparams: HParams) -> ModelSpec:
     """Describe a Fast-dLLM v2: a Qwen2.5 that fills in blocks, with the logits of the next position's token."""
     block = hparams.integer("diffusion_block_length", default=FAST_DLLM_BLOCK)
-    return as_masked_diffusion(hparams, qwen2.describe(hparams), shift=True, block=block, mask_id=FAST_DLLM_MASK_ID)
-
-
-def describe_qwen2(hparams: HParams) -> ModelSpec:
-    """Describe a Qwen2. Open-dCoder has its config.json; that it fills in masks is said by its tokenizer alone."""
-    spec = qwen2.describe(hparams)
-    if hparams.is_gguf or tokenizer_mask_id(hparams) is None:
-        return spec
-    hparams.notes["read as masked diffusion, since the tokenizer has a mask token"] = None
-    return as_masked_diffusion(hparams, spec, shift=True)
+    return as_masked_diffusion(hparams, qwen2.described(hparams), shift=True, block=block, mask_id=FAST_DLLM_MASK_ID)

@@ -10,6 +10,7 @@ import numpy as np
 from kvarn.checks import short
 from kvarn.errors import FormatError
 from kvarn.formats.tensor_view import ViewEntry, WeightView, changed, gathered
+from kvarn.models.architectures.draft_layer import draft_block
 from kvarn.models.architectures.glm4_moe import SIGMOID, check_groups, drop_draft_layers, without_draft_layers
 from kvarn.models.architectures.llama import mixture_of_experts
 from kvarn.models.config.rope_entries import rope_entries, scaling_kind
@@ -42,7 +43,7 @@ def describe(hparams: HParams) -> ModelSpec:
         hparams.raw(None, name)
     is_half = hparams.has_key("rope_interleave") and not hparams.flag(None, "rope_interleave", default=True)
     attention, norm = latent_attention(hparams, dims, is_half=is_half), rms_norm(hparams)
-    is_sparse = _sparse_layers(hparams, dims)
+    is_sparse = sparse_layers(hparams, dims)
     has_experts = any(is_sparse) or hparams.integer("num_experts", default=0) > 0
     experts = _experts(hparams, dims.num_layers) if has_experts else None  # read also where every layer is dense
     blocks = tuple(
@@ -55,7 +56,7 @@ def describe(hparams: HParams) -> ModelSpec:
         )
         for layer in range(dims.num_layers)
     )
-    return decoder(hparams, dims, blocks, norm)
+    return replace(decoder(hparams, dims, blocks, norm), draft=draft_block(hparams, blocks))
 
 
 def latent_dimensions(hparams: HParams) -> Dimensions:
@@ -136,7 +137,7 @@ def _stretched(hparams: HParams, dims: Dimensions, rope: Rope) -> tuple[float, R
     return magnitude**2, rope
 
 
-def _sparse_layers(hparams: HParams, dims: Dimensions) -> tuple[bool, ...]:
+def sparse_layers(hparams: HParams, dims: Dimensions) -> tuple[bool, ...]:
     """Which layers have experts: all behind the first dense ones, or as config.json says by layer."""
     kinds = hparams.raw(None, "mlp_layer_types")
     if kinds is None:
@@ -144,6 +145,7 @@ def _sparse_layers(hparams: HParams, dims: Dimensions) -> tuple[bool, ...]:
         return tuple(layer >= num_dense for layer in range(dims.num_layers))
     if not isinstance(kinds, list | tuple) or len(kinds) != dims.num_layers or any(one not in KINDS for one in kinds):
         raise hparams.format_error(f"mlp_layer_types is {short(kinds)}; expected {' or '.join(KINDS)} for each layer")
+    hparams.raw(None, "first_k_dense_replace")  # the list has the say
     return tuple(kind == "sparse" for kind in kinds)
 
 

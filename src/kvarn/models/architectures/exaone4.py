@@ -16,7 +16,7 @@ def describe(hparams: HParams) -> ModelSpec:
     dims, norm = read_dimensions(hparams), rms_norm(hparams)
     rope = read_rope(hparams, "half", dims.head_dim, dims.context_length)
     window: int | None = hparams.integer("sliding_window", default=0) or None
-    windowed = window_layers(hparams, dims, _usual_windows(hparams, dims, window))
+    windowed = window_layers(hparams, dims, usual_windows(hparams, dims, window))
     blocks = tuple(
         Block(
             mixer=dims.attention(
@@ -34,7 +34,7 @@ def describe(hparams: HParams) -> ModelSpec:
     return decoder(hparams, dims, blocks, norm)
 
 
-def _usual_windows(hparams: HParams, dims: Dimensions, window: int | None) -> tuple[bool, ...]:
+def usual_windows(hparams: HParams, dims: Dimensions, window: int | None) -> tuple[bool, ...]:
     """config.json says by a number, or by letters such as LLLG, which layers are windowed."""
     pattern = None if hparams.is_gguf else hparams.raw(None, "sliding_window_pattern")
     if window is None:

@@ -4,7 +4,7 @@ an input for every layer, and in some models experts beside the feed-forward."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kvarn.checks import short
@@ -35,14 +35,26 @@ OVERRIDES = {"head_dim", "num_key_value_heads"}
 
 def describe(hparams: HParams) -> ModelSpec:
     """Describe a Gemma 4 (its text part)."""
+    seen = hparams.raw(None, "use_bidirectional_attention")
+    if seen not in (None, False, "vision"):  # of images
+        raise hparams.unsupported(f"use_bidirectional_attention is {short(seen)}", "use_bidirectional_attention")
+    has_experts, ties_values = (
+        hparams.flag(None, key, default=False) for key in ("enable_moe_block", "attention_k_eq_v")
+    )
+    return describe_stack(hparams, has_experts=has_experts, ties_values=ties_values)
+
+
+def describe_stack(hparams: HParams, *, has_experts: bool, ties_values: bool) -> ModelSpec:
+    """What config.json may say of a model type: experts beside feed-forwards; keys as values of global layers."""
     dims, norm = read_dimensions(hparams), rms_norm(hparams)
     windowed = window_layers(hparams, dims, (*every_nth_full(dims, PERIOD)[:-1], False))
     if windowed[-1]:
         raise hparams.unsupported("the last layer has a window; that of a Gemma 4 is global", "layer_types")
     per_layer = read_per_layer(hparams, dims, norm)
-    activation, experts = hparams.activation("gelu_tanh"), _experts(hparams)
+    activation, experts = hparams.activation("gelu_tanh"), _experts(hparams, has_experts)
     gate = None if per_layer is None else PerLayerInput(per_layer.length, activation)
-    sources = kv_sources(hparams, windowed)
+    sources, heads = kv_sources(hparams, windowed), _heads(hparams, dims, windowed, ties_values)
+    layers = list(zip(windowed, sources, heads, strict=True))
     wide = 2 if hparams.flag(None, "use_double_wide_mlp", default=False) else 1
     blocks = tuple(
         Block(
@@ -54,7 +66,7 @@ def describe(hparams: HParams) -> ModelSpec:
             per_layer=gate,
             output_scale=hparams.has_some("layer_output_scale.weight"),
         )
-        for layer, attention in enumerate(_attentions(hparams, dims, norm, windowed, sources))
+        for layer, attention in enumerate(_attentions(hparams, dims, norm, layers))
     )
     cap = hparams.number("final_softcap", default=0.0) or None
     embedding = InputEmbedding(scale=math.sqrt(dims.width), per_layer=per_layer)
@@ -79,39 +91,37 @@ def read_per_layer(hparams: HParams, dims: Dimensions, norm: Norm) -> PerLayerEm
 
 
 def _attentions(
-    hparams: HParams, dims: Dimensions, norm: Norm, windowed: tuple[bool, ...], sources: tuple[int | None, ...]
+    hparams: HParams, dims: Dimensions, norm: Norm, layers: Sequence[tuple[bool, int | None, tuple[int, int]]]
 ) -> tuple[Attention, ...]:
+    """layers: whether each has a window, whose keys it reads, and its head_dim and KV heads."""
     window, (qkv_bias, output_bias) = hparams.integer("sliding_window") or None, attention_biases(hparams)
-    heads, ropes = _heads(hparams, dims, windowed), dict[tuple[bool, int], Rope]()
-    for layer, (head_dim, _) in enumerate(heads):
-        key = (windowed[layer], head_dim)
-        if key not in ropes:
-            ropes[key] = _rope(hparams, dims, *key)
+    kinds = dict.fromkeys((is_windowed, head_dim) for is_windowed, _, (head_dim, _) in layers)
+    ropes = {kind: _rope(hparams, dims, *kind) for kind in kinds}
     return tuple(
         Attention(
             num_heads=dims.num_heads[layer],
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             scale=1.0,
-            rope=ropes[windowed[layer], head_dim],
-            window=window if windowed[layer] else None,
+            rope=ropes[is_windowed, head_dim],
+            window=window if is_windowed else None,
             qkv_bias=qkv_bias,
             output_bias=output_bias,
             qk_norm=norm,
             value_norm_eps=norm.eps,
-            kv_source=sources[layer],
+            kv_source=source,
         )
-        for layer, (head_dim, kv_heads) in enumerate(heads)
+        for layer, (is_windowed, source, (head_dim, kv_heads)) in enumerate(layers)
     )
 
 
-def _heads(hparams: HParams, dims: Dimensions, windowed: tuple[bool, ...]) -> list[tuple[int, int]]:
+def _heads(hparams: HParams, dims: Dimensions, windowed: tuple[bool, ...], ties_values: bool) -> list[tuple[int, int]]:
     """(head_dim, KV heads) of each layer: global layers have their own, all alike or as listed by layer."""
     small, full = (hparams.integer(f"head_dim_{kind}", default=dims.head_dim) for kind in ("window", "full"))
     if hparams.integer("value_dim_window", default=small) != small:
         raise hparams.unsupported("keys and values differ in size", "attention.value_length_swa")
     few = hparams.integer("num_kv_heads_full", default=None)
-    is_few = hparams.flag(None, "attention_k_eq_v", default=False) and few is not None
+    is_few = ties_values and few is not None
     usual = {
         str(layer): {"head_dim": full} | ({"num_key_value_heads": few} if is_few else {})
         for layer, is_windowed in enumerate(windowed)
@@ -144,11 +154,9 @@ def _rope(hparams: HParams, dims: Dimensions, is_windowed: bool, head_dim: int) 
     return rope("half", frequencies(base, rotated), gguf_magnitude(hparams))
 
 
-def _experts(hparams: HParams) -> MixtureOfExperts | None:
+def _experts(hparams: HParams, has_experts: bool) -> MixtureOfExperts | None:
     num_experts = hparams.integer("num_experts", default=0)
-    if not hparams.is_gguf and not hparams.flag(None, "enable_moe_block", default=False):
-        return None
-    if num_experts == 0:
+    if num_experts == 0 or not (hparams.is_gguf or has_experts):
         return None
     experts = mixture_of_experts(hparams, num_experts, hparams.integer("expert_hidden"), renormalise=True)
     is_scaled = not hparams.is_gguf or hparams.has_tensor("blk.0.ffn_down_exps.scale")
@@ -157,8 +165,13 @@ def _experts(hparams: HParams) -> MixtureOfExperts | None:
 
 def separate(spec: ModelSpec, view: WeightView) -> WeightView:
     """Drop the keys of layers that share those of others, let keys be values, make the router's scale its norm."""
-    entries, config = dict(view.entries), view.metadata.get("hf")
-    is_tied = config is None or bool(config.get("text_config", config).get("attention_k_eq_v"))
+    config = view.metadata.get("hf")
+    return separate_stack(spec, view, config is None or bool(config.get("text_config", config).get("attention_k_eq_v")))
+
+
+def separate_stack(spec: ModelSpec, view: WeightView, is_tied: bool) -> WeightView:
+    """is_tied: keys of global layers are their values where there are no others."""
+    entries = dict(view.entries)
     drop_shared_keys(spec, entries)
     for layer, block in enumerate(spec.blocks):
         stem, attention = f"blk.{layer}.", block.attention

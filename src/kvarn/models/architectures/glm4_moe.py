@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kvarn.formats.hf_names import layer_of
 from kvarn.formats.tensor_view import WeightView
+from kvarn.models.architectures.draft_layer import draft_block
 from kvarn.models.architectures.llama import mixture_of_experts
 from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
@@ -38,7 +39,7 @@ def describe(hparams: HParams) -> ModelSpec:
         )
         for layer in range(dims.num_layers)
     )
-    return decoder(hparams, dims, blocks, norm)
+    return replace(decoder(hparams, dims, blocks, norm), draft=draft_block(hparams, blocks))
 
 
 def _no_dense(hparams: HParams) -> int | None:
@@ -73,6 +74,7 @@ def sigmoid_experts(hparams: HParams) -> MixtureOfExperts:
     """Describe the layer of experts."""
     require_sigmoid(hparams)
     hidden, num_shared = hparams.integer("expert_hidden"), hparams.integer("num_shared_experts", default=0)
+    shared_hidden = hparams.integer("shared_hidden", default=hidden * num_shared)
     renormalise = hparams.flag("expert_weights_norm", "norm_topk_prob", default=True)
     experts = mixture_of_experts(hparams, hparams.integer("num_experts"), hidden, renormalise=renormalise)
     groups = ExpertGroups(hparams.integer("num_groups", default=1), hparams.integer("num_active_groups", default=1))
@@ -83,7 +85,7 @@ def sigmoid_experts(hparams: HParams) -> MixtureOfExperts:
         selection_bias=True,
         scale=hparams.number("expert_scale", default=1.0),
         groups=groups if groups.count > 1 else None,
-        shared=SharedExpert(hidden * num_shared) if num_shared else None,
+        shared=SharedExpert(shared_hidden) if shared_hidden else None,
     )
 
 

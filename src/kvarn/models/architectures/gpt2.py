@@ -23,7 +23,7 @@ def describe(hparams: HParams) -> ModelSpec:
     dims = read_dimensions(hparams, hidden=4 * hparams.integer("width"))
     norm, activation = layer_norm(hparams, has_bias=True), hparams.activation("gelu_tanh")
     if hparams.flag(None, "scale_attn_by_inverse_layer_idx", default=False):
-        raise hparams.unsupported("scores are scaled layer by layer", "scale_attn_by_inverse_layer_idx")
+        raise hparams.unsupported("scale_attn_by_inverse_layer_idx is true", "scale_attn_by_inverse_layer_idx")
     blocks = tuple(
         Block(
             mixer=dims.attention(layer, None, qkv_bias=True, output_bias=True),

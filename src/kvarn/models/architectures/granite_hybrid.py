@@ -98,19 +98,29 @@ def _feed_forward(hparams: HParams, dims: Dimensions, layer: int) -> FeedForward
 
 def separate(spec: ModelSpec, view: WeightView) -> WeightView:
     """The expert that every token meets is the feed-forward itself where there are no others."""
-    view = flatten_states(spec, view)
+    view = cut_shared(spec, flatten_states(spec, view))
     if view.metadata.get("hf") is None:
         return view
     entries = dict(view.entries)
     for layer, block in enumerate(spec.blocks):
         stem, ffn = f"blk.{layer}.", block.feed_forward
-        if isinstance(ffn, MixtureOfExperts) and ffn.shared is not None:
-            _cut_shared(entries, stem, ffn.shared.hidden)
         if isinstance(ffn, FeedForward):
             for part in ("up", "down"):
                 if entry := entries.pop(f"{stem}ffn_{part}_shexp.weight", None):
                     name = f"{stem}ffn_{part}.weight"
                     entries[name] = replace(entry, info=replace(entry.info, name=name))
+    return WeightView(view.source, entries)
+
+
+def cut_shared(spec: ModelSpec, view: WeightView) -> WeightView:
+    """Folders have gate and up of the expert that every token meets as one."""
+    if view.metadata.get("hf") is None:
+        return view
+    entries = dict(view.entries)
+    for layer, block in enumerate(spec.blocks):
+        ffn = block.feed_forward
+        if isinstance(ffn, MixtureOfExperts) and ffn.shared is not None:
+            _cut_shared(entries, f"blk.{layer}.", ffn.shared.hidden)
     return WeightView(view.source, entries)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvarn.models.architectures import llada_moe, llama
+from kvarn.models.diffusion.masked import as_masked_diffusion
 from kvarn.models.hparams import HParams
-from kvarn.models.masked_diffusion import as_masked_diffusion
 from kvarn.models.spec import ModelSpec
 
 

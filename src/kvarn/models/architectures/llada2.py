@@ -7,9 +7,9 @@ from dataclasses import replace
 from kvarn.models.architectures.glm4_moe import check_groups
 from kvarn.models.architectures.llada_moe import MASK_ID
 from kvarn.models.architectures.llama import mixture_of_experts
+from kvarn.models.diffusion.masked import as_masked_diffusion
 from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
-from kvarn.models.masked_diffusion import as_masked_diffusion
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, ExpertGroups, FeedForward, MixtureOfExperts, ModelSpec, SharedExpert
 from kvarn.models.spec_builder import decoder, rms_norm

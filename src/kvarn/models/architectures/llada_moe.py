@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvarn.models.architectures.llama import mixture_of_experts
+from kvarn.models.diffusion.masked import as_masked_diffusion
 from kvarn.models.dimensions import read_dimensions
 from kvarn.models.hparams import HParams
-from kvarn.models.masked_diffusion import as_masked_diffusion
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, ModelSpec
 from kvarn.models.spec_builder import decoder, rms_norm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvarn.models.diffusion.masked import as_masked_diffusion, tokenizer_mask_id
 from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
@@ -10,7 +11,16 @@ from kvarn.models.spec_builder import decoder, rms_norm, window_layers
 
 
 def describe(hparams: HParams) -> ModelSpec:
-    """Describe a Qwen2."""
+    """Describe a Qwen2. Open-dCoder has its config.json; that it fills in masks is said by its tokenizer alone."""
+    spec = described(hparams)
+    if hparams.is_gguf or tokenizer_mask_id(hparams) is None:
+        return spec
+    hparams.notes["read as masked diffusion, since the tokenizer has a mask token"] = None
+    return as_masked_diffusion(hparams, spec, shift=True)
+
+
+def described(hparams: HParams) -> ModelSpec:
+    """Describe the layers, whatever they are used for."""
     dims, norm = read_dimensions(hparams), rms_norm(hparams)
     rope = read_rope(hparams, "half", dims.head_dim, dims.context_length)
     activation, windows = hparams.activation("silu"), late_windows(hparams, dims)

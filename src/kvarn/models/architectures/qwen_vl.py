@@ -14,7 +14,7 @@ NOTE = "the text part of a model that also reads images: images are not read"
 def describe_2(hparams: HParams) -> ModelSpec:
     """Describe the text part of a Qwen2-VL or Qwen2.5-VL."""
     hparams.notes[NOTE] = None
-    return qwen2.describe(hparams)
+    return qwen2.described(hparams)
 
 
 def describe_3(hparams: HParams) -> ModelSpec:

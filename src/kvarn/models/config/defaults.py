@@ -42,14 +42,14 @@ _SIZES: Final[Mapping[str, tuple[float | None, ...]]] = {
     "qwen3_5_moe_text": (2048, None, 40, 16, 2, 256, 32768, 1e-6),
     "lfm2": (2560, 12288, 32, 32, 8, None, 128000, None),
     "lfm2_moe": (2048, 7168, 32, 32, 8, None, 128000, None),
-    "granitemoe": (4096, 11008, 32, 32, None, None, 2048, 1e-6),
+    **dict.fromkeys(("granitemoe", "granitemoeshared"), (4096, 11008, 32, 32, None, None, 2048, 1e-6)),
     "hunyuan_v1_moe": (4096, 11008, 32, 32, None, None, 2048, 1e-5),
     "ernie4_5_moe": (2560, 12288, 28, 20, 4, None, 131072, 1e-5),
     "falcon": (4544, None, 32, 71, None, None, 2048, None),
     "gemma": (3072, 24576, 28, 16, 16, 256, 8192, 1e-6),
     "gemma2": (2304, 9216, 26, 8, 4, 256, 8192, 1e-6),
     **dict.fromkeys(("gemma3", "gemma3_text"), (2304, 9216, 26, 8, 4, 256, 131072, 1e-6)),
-    "gemma4_text": (2304, 9216, 30, 8, 4, 256, 131072, 1e-6),
+    **dict.fromkeys(("gemma4_text", "diffusion_gemma_text"), (2304, 9216, 30, 8, 4, 256, 131072, 1e-6)),
     "gemma3n_text": (2048, 16384, 35, 8, 2, 256, 32768, 1e-6),
     "smollm3": (2048, 11008, 36, 16, 4, None, 32768, 1e-6),
     "seed_oss": (4096, 27648, 64, 80, 8, 128, 524288, 1e-6),
@@ -57,6 +57,13 @@ _SIZES: Final[Mapping[str, tuple[float | None, ...]]] = {
     "olmo3": (4096, 11008, 32, 32, None, None, 2048, 1e-5),
     "olmoe": (2048, 2048, 16, 16, None, None, 4096, 1e-5),
     "granite": (4096, 11008, 32, 32, None, None, 2048, 1e-6),
+    "lfm3": (2048, 7680, 24, 16, 4, 128, 128000, None),
+    "afmoe": (2048, 6144, 32, 16, None, 128, 16384, 1e-5),
+    "exaone_moe": (4096, 16384, 32, 32, 32, None, 2048, 1e-5),
+    "hy_v3": (4096, 13312, 80, 64, 8, 128, 131072, 1e-5),
+    "hyperclovax": (4096, 11008, 32, 32, None, None, 2048, 1e-6),
+    "gemma4_unified_text": (2304, 9216, 30, 8, 4, 256, 262144, 1e-6),
+    "glm": (4096, 13696, 40, 32, 2, 128, 131072, 1.5625e-7),
     "glm4": (4096, 13696, 40, 32, 2, 128, 131072, 1.5625e-7),
     "glm4_moe": (4096, 10944, 46, 96, 8, None, 131072, 1e-5),
     "exaone4": (4096, 16384, 32, 32, 32, None, 2048, 1e-5),
@@ -78,6 +85,10 @@ _SIZES: Final[Mapping[str, tuple[float | None, ...]]] = {
     "minicpm3": (2560, 6400, 62, 40, 40, None, 32768, 1e-5),
     "minimax_m2": (3072, 1536, 62, 48, 8, 128, 196608, 1e-6),
 }
+_LFM3: Final = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 _YARN: Final = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0}
 # The rope_parameters of the classes whose rope is not a plain one; null in config.json means the same as nothing.
 _GEMMA4: Final = {
@@ -86,7 +97,8 @@ _GEMMA4: Final = {
 }
 ROPES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        "gemma4_text": _GEMMA4,
+        **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "diffusion_gemma_text"), _GEMMA4),
+        "lfm3": _LFM3,
         "gpt_oss": _YARN | {"factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096},
         "ministral3": _YARN
         | {"rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384}

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from kvarn.models.config.defaults import with_sizes
 from kvarn.models.config.encoder_families import ENCODERS
+from kvarn.models.config.gpt_families import GPT_FAMILIES
+from kvarn.models.config.recent_families import RECENT
 from kvarn.models.config.shared_keys import BIAS, BIASES, DECODER, EXPERTS, WINDOW, without
 from kvarn.models.config.state_families import STATE_FAMILIES
 
@@ -45,6 +47,9 @@ _GEMMA4: Final = (
     | {"use_double_wide_mlp": False, "enable_moe_block": False}
     | {"num_experts": None, "top_k_experts": None, "moe_intermediate_size": None}
 )
+_DIFFUSION_GEMMA: Final = without(
+    _GEMMA4, *_PER_LAYER, "attention_k_eq_v", "use_double_wide_mlp", "enable_moe_block"
+) | {"sliding_window": 512, "final_logit_softcapping": 30.0}
 _GEMMA3N: Final = (
     without(_GEMMA, "query_pre_attn_scalar")
     | BIAS
@@ -89,6 +94,12 @@ _LATENT_MOE: Final = _LATENT | {
     "num_nextn_predict_layers": 1,
     **dict.fromkeys(("scoring_func", "topk_method", "num_mtp_layers")),
 }
+_GRANITE_MOE: Final = (
+    DECODER
+    | BIAS
+    | {"attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0}
+    | {"num_local_experts": 8, "num_experts_per_tok": 2}
+)
 _VISION_TEXT: Final = {"rope_theta": 1000000.0, "rope_scaling": None, "max_window_layers": 80}
 _MASK: Final = {"mask_token_id": None}
 _LLADA: Final = {
@@ -136,6 +147,12 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "gemma3_text": _GEMMA3,
     "gemma3n_text": _GEMMA3N,
     "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": without(
+        _GEMMA4,
+        *("hidden_size_per_layer_input", "vocab_size_per_layer_input", "enable_moe_block"),
+        *("num_experts", "top_k_experts", "moe_intermediate_size"),
+    )
+    | {"sliding_window": 1024, "use_bidirectional_attention": "vision"},
     "smollm3": DECODER
     | BIASES
     | {"rope_theta": 2000000.0, "tie_word_embeddings": True, "no_rope_layers": None, "no_rope_layer_interval": 4}
@@ -150,11 +167,8 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "granite": DECODER
     | BIASES
     | {"attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0},
-    "granitemoe": DECODER
-    | BIAS
-    | {"attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0}
-    | {"num_local_experts": 8, "num_experts_per_tok": 2},
-    "glm4": DECODER | {"attention_bias": True, "partial_rotary_factor": 0.5},
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": _GRANITE_MOE | {"shared_intermediate_size": 0},
     "exaone4": DECODER | {"sliding_window": 4096, "sliding_window_pattern": 4},
     "ernie4_5": DECODER | {"rope_theta": 500000.0, "use_bias": False, "tie_word_embeddings": True},
     "ernie4_5_moe": DECODER
@@ -217,9 +231,6 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     | {"layer_norm_epsilon": 1e-5, "activation": "gelu", "ffn_hidden_size": None, "num_kv_heads": None, "bias": False}
     | {"multi_query": True, "parallel_attn": True, "new_decoder_architecture": False, "num_ln_in_parallel_attn": None}
     | {"tie_word_embeddings": True},
-    "gpt2": {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "n_inner": None, "vocab_size": None}
-    | {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True}
-    | {"scale_attn_by_inverse_layer_idx": False},
     "glm4_moe": DECODER
     | without(EXPERTS, "num_experts")
     | {"num_experts_per_tok": 8, "moe_intermediate_size": 1408}
@@ -254,7 +265,10 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         **{name: with_sizes(name, keys | {"is_causal": True}) for name, keys in _AUTOREGRESSIVE.items()},
         **{name: with_sizes(name, keys | {"is_causal": True}) for name, keys in STATE_FAMILIES.items()},
+        **{name: {**keys, "is_causal": True} for name, keys in GPT_FAMILIES.items()},
+        **{name: with_sizes(name, keys | {"is_causal": True}) for name, keys in RECENT.items()},
         **ENCODERS,
+        "diffusion_gemma_text": with_sizes("diffusion_gemma_text", _DIFFUSION_GEMMA),
         "llada": DECODER | _LLADA | _LLADA_MOE | _MASK,
         "llada_moe": DECODER | _LLADA_MOE | _MASK,
         "llada2_moe": _LLADA2,

@@ -91,7 +91,9 @@ OF_ONE_TYPE: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     },
     "dots1": {"scoring_func": ("noaux_tc",)},
     "solar_open": {"intermediate_size": ANY},  # no layer is dense
-    "gemma4_text": {"use_bidirectional_attention": ("vision",)},  # of images
+    **{
+        name: {"use_bidirectional_attention": ("vision",)} for name in ("gemma4_text", "diffusion_gemma_text")
+    },  # of images
     "gpt_neox": {"num_key_value_heads": ANY},  # every head has its own
     "gpt_oss": {"experts_per_token": ANY},  # beside num_experts_per_tok
     **{
@@ -131,6 +133,30 @@ OF_ONE_TYPE: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         **dict.fromkeys(("parallel_block_tied_norm", "reorder_and_upcast_attn", "fused_bias_fc"), ANY),
         **dict.fromkeys(("fused_dropout_add_ln", "dense_seq_output", "pad_vocab_size_multiple"), ANY),
     },
+    "bloom": {
+        "masked_softmax_fusion": ANY,
+        "offset_alibi": ANY,
+        "skip_bias_add": ANY,
+        "skip_bias_add_qkv": ANY,
+    },
+    "gptj": {"rotary": (True,)},
+    "afmoe": {
+        "route_norm": (True,),
+        "score_func": ("sigmoid",),
+        **dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_limited_groups"), (1,)),
+    },
+    "exaone_moe": {
+        "scoring_func": ("sigmoid",),
+        "topk_method": ("noaux_tc",),
+        "num_nextn_predict_layers": ANY,  # layers that draft tokens ahead are left out
+    },
+    "hy_v3": {
+        **dict.fromkeys(("route_norm", "qk_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias"), (True,)),
+        "first_k_dense_replace": (1,),  # mlp_layer_types has the say
+        "expert_hidden_dim": ANY,  # beside moe_intermediate_size
+        **dict.fromkeys(("enable_attention_fp32_softmax", "enable_lm_head_fp32"), ANY),
+        "num_nextn_predict_layers": ANY,  # that there are such layers is said by their tensors
+    },
     "minimax_m2": {"qk_norm_type": ("per_layer",), "use_routing_bias": (True,), "mlp_intermediate_size": ANY},
 }
 HARMLESS: Final = frozenset(
@@ -138,6 +164,7 @@ HARMLESS: Final = frozenset(
         "alibi_bias_max",  # of alibi, which is neutral only when it is off
         "attention_layer_norm_with_affine",
         "attention_implementation",
+        *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "enable_moe_fp32_combine"),
         "attn_implementation",
         "attn_implementation_autoset",
         "cache_implementation",
@@ -182,7 +209,7 @@ HARMLESS: Final = frozenset(
     }
 )
 _HARMLESS_NAME: Final = re.compile(
-    r"^_|^(init|initializer|pooler|gradient_checkpointing)(_|$)|dropout|pdrop|_loss|jitter|flash|dtype"
+    r"^_|^(init|initializer|pooler|summary|gradient_checkpointing)(_|$)|dropout|pdrop|_loss|jitter|flash|dtype"
     r"|_token_(id|ids|index)$"
 )
 ARITHMETIC: Final = re.compile(

@@ -34,10 +34,10 @@ OWN_KEYS = {
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), _OF_IMAGES),
 }
 BY_KIND = (
-    *("gemma3", "gemma3_text", "gemma3n_text", "gemma4_text"),
-    "olmo3",
+    *("gemma3", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "diffusion_gemma_text"),
+    *("olmo3", "lfm3"),
 )  # model types whose windowed layers may have a rope of their own
-PROPORTIONAL = ("gemma4_text",)
+PROPORTIONAL = ("gemma4_text", "gemma4_unified_text", "diffusion_gemma_text", "lfm3")
 # Entries that transformers has no use for, whatever their value; vLLM and models' own code may have.
 UNUSED_KEYS = {"yarn": frozenset({"attn_factor", "extrapolation_factor"})}
 # As which llama.cpp's converter writes them, attention_factor too. It reads them for no architecture that is run here.

@@ -7,6 +7,8 @@ from typing import Final
 from kvarn.models.architectures import eurobert, jina, modernbert, nomic_bert
 from kvarn.models.architectures.entry import Architecture
 
+# Where transformers has a class of one and none of another.
+PARTLY_TRANSCRIBED: Final = "transformers; {}: a transcription of its authors' code"
 ENCODERS: Final = (
     Architecture("EuroBERT (embeddings)", ("eurobert",), ("eurobert",), eurobert.describe, split=eurobert.drop_head),
     Architecture(
@@ -24,6 +26,7 @@ ENCODERS: Final = (
         jina.describe_jina,
         "encoder",
         split=jina.separate,
+        oracle=PARTLY_TRANSCRIBED.format("v2"),
     ),
     Architecture(
         "ModernBERT (embeddings, rerankers)", ("modern-bert",), ("modernbert",), modernbert.describe, "encoder"
@@ -35,5 +38,6 @@ ENCODERS: Final = (
         nomic_bert.describe,
         "encoder",
         split=nomic_bert.stack_experts,
+        oracle=PARTLY_TRANSCRIBED.format("with experts"),
     ),
 )

@@ -69,3 +69,14 @@ def fill_vectors(view: WeightView, lengths: Mapping[str, int], value: float = 1.
     missing = {name: length for name, length in lengths.items() if name not in view.entries}
     filled = FilledWeights(view.source, missing, value)
     return WeightView(filled, view.entries | {name: renamed(filled.tensors[name], name) for name in missing})
+
+
+def without_gate_bias(spec: ModelSpec, view: WeightView) -> WeightView:
+    """Add zeros for the biases of gates behind attention, where only Q, K and V have some."""
+    mixers = [(layer, block.mixer) for layer, block in enumerate(spec.blocks) if isinstance(block.mixer, Attention)]
+    lengths = {
+        f"blk.{layer}.attn_gate.bias": mixer.num_heads * mixer.head_dim
+        for layer, mixer in mixers
+        if mixer.output_gate and mixer.qkv_bias
+    }
+    return fill_vectors(view, lengths, 0.0)

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
+from kvarn.models.diffusion.uniform import canvas_tensors
 from kvarn.models.encoders.pooled import Classifier
 from kvarn.models.recurrent import conv_channels
 from kvarn.models.residual import AltUp, PerLayerEmbedding
@@ -57,6 +58,9 @@ def _is_left_out(block: Block, name: str) -> bool:
 def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
     """List every tensor of a model."""
     found: dict[str, Shape] = {"token_embd.weight": (spec.vocab_size, spec.width)}
+    if (joined := spec.embedding.joined) is not None:
+        found = {"eh_proj.weight": (spec.width, 2 * spec.width)}
+        found |= dict([*_norm("enorm", joined, spec.width), *_norm("hnorm", joined, spec.width)])
     if spec.embedding.positions is not None:
         found["position_embd.weight"] = (spec.embedding.positions, spec.width)
     if spec.embedding.token_types:
@@ -78,6 +82,7 @@ def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
         found["output.weight"] = (spec.vocab_size, spec.width)
     if spec.head is not None and spec.head.bias:
         found["output.bias"] = (spec.vocab_size,)
+    found |= canvas_tensors(spec.generation, spec.width)
     if isinstance(spec.generation, Encoder) and spec.generation.classifier is not None:
         found.update(_classifier(spec.generation.classifier, spec.width))
     if isinstance(spec.generation, Encoder):
@@ -155,8 +160,8 @@ def _block(block: Block, width: int) -> Iterator[tuple[str, Shape]]:
     if block.laurel is not None:
         yield from _matrix("laurel_l", block.laurel, width, bias=False)
         yield from _matrix("laurel_r", width, block.laurel, bias=False)
-    if block.output_scale:
-        yield "layer_output_scale.weight", (1,)
+    factors = {"layer_output_scale.weight": block.output_scale, "enc_layer_output_scale.weight": block.text_scale}
+    yield from ((name, (1,)) for name, is_there in factors.items() if is_there)
 
 
 def _altup(altup: AltUp, width: int) -> Iterator[tuple[str, Shape]]:
