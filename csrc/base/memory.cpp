@@ -9,7 +9,15 @@
 
 namespace kvarn {
 
-namespace { constexpr size_t kHugePage = size_t{2} << 20; }
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+#ifdef __linux__
+constexpr size_t kPage = 4096;      // no page is smaller
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, of Linux 5.14, which older headers have not
+#endif
+
+}  // namespace
 
 PageRegion::PageRegion(size_t bytes, bool huge_pages) : bytes_(bytes) {
     if (bytes == 0) return;
@@ -46,6 +54,13 @@ PageRegion::~PageRegion() {
 }
 
 void PageRegion::release_pages(size_t offset, size_t bytes) noexcept { madvise(data_ + offset, bytes, MADV_DONTNEED); }
+
+void PageRegion::populate([[maybe_unused]] size_t offset, [[maybe_unused]] size_t bytes) noexcept {
+#ifdef __linux__
+    const size_t begin = offset / kPage * kPage;
+    madvise(data_ + begin, offset + bytes - begin, kPopulateWrite);
+#endif
+}
 
 void Arena::reserve(size_t bytes) {
     if (bytes > region_.bytes()) region_ = PageRegion(bytes, false);

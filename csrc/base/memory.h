@@ -20,6 +20,8 @@ public:
 
     // Give the pages of [offset, offset + bytes) back to the system; they read as zero afterwards.
     void release_pages(size_t offset, size_t bytes) noexcept;
+    // Have the system back these pages now; what is in them stays. Where it cannot, the first touch does.
+    void populate(size_t offset, size_t bytes) noexcept;
 
 private:
     uint8_t* data_ = nullptr;

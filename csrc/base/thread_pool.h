@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "ticks.h"
 #include "turn.h"
 
 namespace kvarn {
@@ -79,12 +80,25 @@ private:
     std::atomic<bool> is_stopping_{false};
 };
 
-// The threads one model computes with.
+// Where the time of a team's regions went, in ticks: from their begin to their end, and in tasks, by worker.
+struct RegionTimes {
+    struct alignas(64) Busy {
+        uint64_t ticks = 0;
+    };
+    explicit RegionTimes(int num_threads) : busy(static_cast<size_t>(num_threads)) {}
+    uint64_t in_regions = 0;
+    std::vector<Busy> busy;
+};
+
+// The threads one model computes with. A timed team notes where their time goes, and its model has timed kernels.
 class ThreadTeam {
 public:
-    explicit ThreadTeam(int num_threads) : pool_(ThreadPool::of_process(num_threads)), num_threads_(num_threads) {}
+    explicit ThreadTeam(int num_threads, bool is_timed = false)
+        : pool_(ThreadPool::of_process(num_threads)), num_threads_(num_threads),
+          times_(is_timed ? std::make_unique<RegionTimes>(num_threads) : nullptr) {}
 
     int num_threads() const { return num_threads_; }
+    const RegionTimes* times() const { return times_.get(); }  // null: not timed
     Turn& turn() { return pool_.turn(); }
 
     // Run task(index, worker) for every index in [0, count); worker is in [0, num_threads). Hold turn() meanwhile.
@@ -92,7 +106,8 @@ public:
     void run(int count, Task&& task) {
         num_regions_.store(num_regions_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
         is_running_.store(true, std::memory_order_relaxed);
-        pool_.run(count, num_threads_, task);
+        if (times_ == nullptr) pool_.run(count, num_threads_, task);
+        else run_timed(count, task);
         is_running_.store(false, std::memory_order_relaxed);
     }
 
@@ -103,8 +118,20 @@ public:
     }
 
 private:
+    template <class Task>
+    void run_timed(int count, Task&& task) {
+        const uint64_t begin = ticks();
+        pool_.run(count, num_threads_, [&](int index, int worker) {
+            const uint64_t task_begin = ticks();
+            task(index, worker);
+            times_->busy[static_cast<size_t>(worker)].ticks += ticks() - task_begin;
+        });
+        times_->in_regions += ticks() - begin;
+    }
+
     ThreadPool& pool_;
     const int num_threads_;
+    const std::unique_ptr<RegionTimes> times_;
     std::atomic<uint64_t> num_regions_{0};  // only who holds the turn writes, so no lock prefix
     std::atomic<bool> is_running_{false};
 };

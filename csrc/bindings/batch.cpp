@@ -29,12 +29,16 @@ Batch::Batch(nb::handle batch)
     if (nb::object shifts = batch.attr("slot_shifts"); !shifts.is_none()) slot_shifts_ = nb::cast<In1<int32_t>>(shifts);
     for (nb::handle keep : batch.attr("keep")) keep_.push_back(read_keep(keep));
     if (nb::object states = batch.attr("states"); !states.is_none()) read_states(states);
+    if (nb::object inputs = batch.attr("inputs"); !inputs.is_none()) inputs_ = nb::cast<In2<float>>(inputs);
+    if (nb::object canvases = batch.attr("canvases"); !canvases.is_none()) read_canvases(canvases);
     size_t sequences = context_lens_.size();
     adapters_ = read_uses(batch.attr("adapters"), sequences);
     require(positions_.size() == token_ids_.size() && row_starts_.size() == sequences + 1 &&
                 block_tables_.shape(0) == sequences && sequences > 0 &&
                 (!window_tables_ ||
                  (window_tables_->shape(0) == sequences && window_tables_->shape(1) == block_tables_.shape(1))) &&
+                (!inputs_ || inputs_->shape(0) == token_ids_.size()) &&
+                (!canvas_starts_ || (canvas_starts_->size() == sequences && feedback_.size() == sequences)) &&
                 (!slot_shifts_ || slot_shifts_->size() == sequences) &&
                 (!state_read_ || (state_read_->size() == sequences && state_written_->size() == sequences)),
             "the arrays of the batch do not fit together");
@@ -48,7 +52,18 @@ void Batch::read_states(nb::handle states) {
     for (size_t i = 0; i < rows.size(); ++i) saved_states_.emplace_back(rows.data()[i], slots.data()[i]);
 }
 
+void Batch::read_canvases(nb::handle canvases) {
+    canvas_starts_ = field<In1<int32_t>>(canvases, "starts");
+    for (nb::handle one : canvases.attr("feedback"))
+        feedback_.push_back(one.is_none() ? std::nullopt : std::optional(nb::cast<In2<float>>(one)));
+}
+
 BatchView Batch::view() const {
+    std::vector<FeedbackView> feedback;
+    for (const auto& one : feedback_)
+        feedback.push_back(
+            one ? FeedbackView{one->data(), static_cast<int>(one->shape(0)), static_cast<int>(one->shape(1))}
+                : FeedbackView{});
     return {static_cast<int>(token_ids_.size()),
             static_cast<int>(context_lens_.size()),
             static_cast<int>(block_tables_.shape(1)),
@@ -63,7 +78,11 @@ BatchView Batch::view() const {
             state_read_ ? state_read_->data() : nullptr,
             state_written_ ? state_written_->data() : nullptr,
             saved_states_,
-            adapters_};
+            adapters_,
+            inputs_ ? inputs_->data() : nullptr,
+            inputs_ ? static_cast<int>(inputs_->shape(1)) : 0,
+            canvas_starts_ ? canvas_starts_->data() : nullptr,
+            std::move(feedback)};
 }
 
 }  // namespace kvarn

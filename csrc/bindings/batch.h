@@ -19,6 +19,7 @@ public:
 
 private:
     void read_states(nb::handle states);
+    void read_canvases(nb::handle canvases);
 
     In1<int32_t> token_ids_, positions_, row_starts_, context_lens_;
     In2<int32_t> block_tables_;
@@ -29,6 +30,9 @@ private:
     std::optional<In1<int32_t>> state_read_, state_written_;
     std::vector<std::pair<int, int>> saved_states_;
     std::vector<AdapterUses> adapters_;
+    std::optional<In2<float>> inputs_;
+    std::optional<In1<int32_t>> canvas_starts_;
+    std::vector<std::optional<In2<float>>> feedback_;
 };
 
 }  // namespace kvarn

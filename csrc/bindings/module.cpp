@@ -17,13 +17,34 @@ void bind_kernels(nb::module_& m);   // kernels.cpp
 void bind_probe(nb::module_& m);     // probe.cpp
 void bind_quantize(nb::module_& m);  // quantize.cpp
 
+namespace {
+
+// Ticks from the begin to the end of regions, and of all threads in their tasks.
+std::pair<uint64_t, uint64_t> region_ticks(const ThreadTeam& team) {
+    require(team.times() != nullptr, "this team is not timed");
+    uint64_t busy = 0;
+    for (const RegionTimes::Busy& worker : team.times()->busy) busy += worker.ticks;
+    return {team.times()->in_regions, busy};
+}
+
+std::map<std::string, std::pair<uint64_t, uint64_t>> kernel_ticks() {
+    std::map<std::string, std::pair<uint64_t, uint64_t>> found;
+    for (const auto& [name, time] : kernel_times()) found[name] = {time.calls, time.ticks};
+    return found;
+}
+
+}  // namespace
+
 NB_MODULE(_native, m) {
     m.doc() = "Kvarn's native CPU core";
     nb::set_leak_warnings(false);  // the thread pool lives as long as the process, which is no leak
     nb::class_<ThreadTeam>(m, "ThreadTeam")
-        .def(nb::init<int>(), "num_threads"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def(nb::init<int, bool>(), "num_threads"_a, "is_timed"_a = false, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("num_threads", &ThreadTeam::num_threads)
-        .def_prop_ro("progress", &ThreadTeam::progress);
+        .def_prop_ro("progress", &ThreadTeam::progress)
+        .def("region_ticks", &region_ticks);
+    m.def("ticks", &ticks);
+    m.def("kernel_ticks", &kernel_ticks);
     m.def("pool_threads", [] {
         nb::gil_scoped_release release;  // growing may wait for a step
         return ThreadPool::of_process(1).num_threads();
@@ -46,9 +67,11 @@ NB_MODULE(_native, m) {
         .def("return_state", &NativeModel::return_state, "slot"_a)
         .def("copy_block", &NativeModel::copy_block)
         .def("block_bytes", &NativeModel::block_bytes)
+        .def("populate_blocks", &NativeModel::populate_blocks, nb::call_guard<nb::gil_scoped_release>())
         .def("return_block", &NativeModel::return_block)
         .def("forward", &NativeModel::forward)
         .def("forward_from", &NativeModel::forward_from)
+        .def("embed_tokens", &NativeModel::embed_tokens)
         .def("begin", &NativeModel::begin)
         .def("advance", &NativeModel::advance)
         .def("make_adapter", &NativeModel::make_adapter, nb::keep_alive<0, 1>())

@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "../base/check.h"
+#include "../kernels/timed.h"
 #include "adapter.h"
 #include "batch.h"
 #include "sampling.h"
@@ -18,11 +19,16 @@ struct RunningForward {
     double piece_s() const { return state.piece_s(); }
 };
 
+inline const KernelTable& kernels_for(const ThreadTeam& team, const std::string& isa) {
+    const KernelTable& table = select_table(isa.c_str());
+    return team.times() == nullptr ? table : timed_table(table);
+}
+
 // A loaded model with its cache, head and sampler. Arrays for results are made by Python.
 class NativeModel {
 public:
     NativeModel(nb::handle spec, std::shared_ptr<ThreadTeam> pool, const std::string& isa)
-        : kernels_(select_table(isa.c_str())), model_(read_spec(spec), kernels_, pool),
+        : kernels_(kernels_for(*pool, isa)), model_(read_spec(spec), kernels_, pool),
           chooser_(model_, kernels_, pool->num_threads()), pool_(std::move(pool)) {}
 
     const char* isa() const { return kernels_.name; }
@@ -109,6 +115,8 @@ public:
         return {bytes.data(), {bytes.size()}, nb::find(this)};
     }
 
+    void populate_blocks(int count) { model_.cache().populate(0, count); }
+
     void return_block(int block, bool is_windowed) {
         model_.cache(is_windowed).check_block(block);
         model_.cache(is_windowed).release_pages(block);
@@ -120,6 +128,12 @@ public:
         const BatchView view = batch.view();
         nb::gil_scoped_release release;
         model_.forward(view, batch.output_rows(), out.data());
+    }
+
+    void embed_tokens(In1<int32_t> ids, Out2<float> out) {
+        check_states(ids.size(), out);
+        nb::gil_scoped_release release;
+        model_.embed_tokens(view(ids), out.data());
     }
 
     // From a layer on: see Model::forward_from.
@@ -164,10 +178,12 @@ public:
         chooser_.logits(rows, out.data());
     }
 
-    // arrays: of each of rows, which are rows of hidden. partners: none, or a row of hidden or -1 for each.
+    // arrays: of each of rows, which are rows of hidden. partners: none, or a row of hidden or -1 for each. means:
+    // none, or (rows, width) of canvases: then best_ids and the entropy are theirs, and there are no log-probabilities.
     void sample(In2<float> hidden, nb::handle adapters, In1<int32_t> rows, In1<int32_t> partners,
                 const SamplingArrays& arrays, bool want_logprobs, Out1<int32_t> ids, Out1<float> logprobs,
-                Out1<float> entropy, Out2<int32_t> top_ids, Out2<float> top_logprobs) {
+                Out1<float> entropy, Out2<int32_t> top_ids, Out2<float> top_logprobs, Out1<int32_t> best_ids,
+                Out2<float> means) {
         check_hidden(hidden);
         const std::vector<RowSampling> params = read_sampling(arrays);
         require(params.size() == rows.size() && (partners.size() == 0 || partners.size() == rows.size()),
@@ -184,7 +200,11 @@ public:
                               params[i].cfg_scale + 1, params[i].bias_ids, params[i].bias_values,
                               uses.empty() ? nullptr : &uses[static_cast<size_t>(rows.data()[i])]});
         }
+        if (means.shape(0) > 0) check_states(rows.size(), means);
+        require(best_ids.size() == means.shape(0), "every row of a canvas has a most probable token");
         nb::gil_scoped_release release;
+        if (means.shape(0) > 0)
+            return chooser_.sample_canvas(states, params, ids.data(), {best_ids.data(), entropy.data(), means.data()});
         chooser_.sample(states, params, want_logprobs,
                         {ids.data(), logprobs.data(), entropy.data(), top_ids.data(), top_logprobs.data(),
                          static_cast<int>(top_ids.shape(1))});
@@ -269,18 +289,6 @@ private:
         require(ids.shape(0) == rows && logprobs.shape(0) == rows && ids.shape(1) == logprobs.shape(1) &&
                     ids.shape(1) <= static_cast<size_t>(chooser_.vocab_size()),
                 "the arrays for the most probable tokens have the wrong shape");
-    }
-    static const float* state_of(const In2<float>& hidden, int32_t row) {
-        require(row >= 0 && static_cast<size_t>(row) < hidden.shape(0), "a row to sample is outside the hidden states");
-        return hidden.data() + static_cast<size_t>(row) * hidden.shape(1);
-    }
-    static std::vector<HeadRow> all_rows(const In2<float>& hidden, const std::vector<AdapterUses>& uses) {
-        std::vector<HeadRow> rows;
-        for (size_t row = 0; row < hidden.shape(0); ++row) {
-            rows.push_back({hidden.data() + row * hidden.shape(1)});
-            if (!uses.empty()) rows.back().adapters = &uses[row];
-        }
-        return rows;
     }
 
     const KernelTable& kernels_;

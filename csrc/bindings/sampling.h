@@ -4,6 +4,7 @@
 #include <tuple>
 #include <vector>
 
+#include "../base/check.h"
 #include "../model/choose.h"
 #include "arrays.h"
 
@@ -37,5 +38,20 @@ using SamplingArrays = std::tuple<In2<uint8_t>, In1<int32_t>, In1<float>, In1<in
 
 // What is returned has views of the arrays. Throws when they do not fit together.
 std::vector<RowSampling> read_sampling(const SamplingArrays& arrays);
+
+// A row of the hidden states that Python passes.
+inline const float* state_of(const In2<float>& hidden, int32_t row) {
+    require(row >= 0 && static_cast<size_t>(row) < hidden.shape(0), "a row to sample is outside the hidden states");
+    return hidden.data() + static_cast<size_t>(row) * hidden.shape(1);
+}
+
+inline std::vector<HeadRow> all_rows(const In2<float>& hidden, const std::vector<AdapterUses>& uses) {
+    std::vector<HeadRow> rows;
+    for (size_t row = 0; row < hidden.shape(0); ++row) {
+        rows.push_back({hidden.data() + row * hidden.shape(1)});
+        if (!uses.empty()) rows.back().adapters = &uses[row];
+    }
+    return rows;
+}
 
 }  // namespace kvarn

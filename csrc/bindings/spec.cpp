@@ -21,6 +21,7 @@ MaskKind read_mask(nb::handle attention) {
     auto name = field<std::string>(attention, "mask");
     return name == "causal"          ? MaskKind::causal
            : name == "bidirectional" ? MaskKind::bidirectional
+           : name == "canvas"        ? MaskKind::canvas
                                      : MaskKind::block_causal;
 }
 
@@ -89,6 +90,7 @@ Activation read_activation(nb::handle object) {
     return name == "silu"        ? Activation::silu
            : name == "gelu"      ? Activation::gelu
            : name == "gelu_tanh" ? Activation::gelu_tanh
+           : name == "relu"      ? Activation::relu
            : name == "relu2"     ? Activation::relu2
                                  : Activation::swiglu_oai;
 }
@@ -179,6 +181,8 @@ BlockSpec read_block(nb::handle block) {
         b.per_layer_activation = read_activation(per_layer);
     }
     b.has_output_scale = field<bool>(block, "output_scale");
+    b.has_text_scale = field<bool>(block, "text_scale");
+    require(b.has_output_scale || !b.has_text_scale, "a factor of text stands beside one of canvases");
     b.laurel_rank = or_zero<int>(block, "laurel");
     require(b.laurel_rank == 0 || (b.placement == Placement::sandwich && !has_state),
             "a low-rank map stands beside attention between two norms");
@@ -223,6 +227,7 @@ ModelSpec read_spec(nb::handle spec) {
     m.num_positions = or_zero<int>(embedding, "positions");
     m.has_token_types = field<bool>(embedding, "token_types");
     m.embedding_norm = read_optional_norm(embedding, "norm");
+    m.joined_norm = read_optional_norm(embedding, "joined");
     for (nb::handle block : spec.attr("blocks")) m.blocks.push_back(read_block(block));
     check_sources(m);
     if (nb::object altup = spec.attr("altup"); !altup.is_none()) {
@@ -244,7 +249,15 @@ ModelSpec read_spec(nb::handle spec) {
         m.head_scale = field<float>(head, "scale");
         m.head_softcap = or_zero<float>(head, "softcap");
     }
+    if (nb::object generation = spec.attr("generation"); nb::hasattr(generation, "schedule")) {
+        m.canvas.feed_forward.hidden = field<int>(generation, "hidden");
+        m.canvas.feed_forward.activation = read_activation(generation);
+        m.canvas.norm = read_norm(generation.attr("norm"));
+        require(m.canvas.feed_forward.hidden > 0, "what canvases read has a hidden size");
+    }
     require(m.width > 0 && m.vocab_size > 0 && !m.blocks.empty(), "a model needs a width, a vocabulary and layers");
+    require(!m.joined_norm || (!m.has_head && m.num_streams == 1 && m.per_layer_length == 0),
+            "layers that read states have no embedding of their own");
     return m;
 }
 

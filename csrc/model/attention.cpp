@@ -61,9 +61,10 @@ private:
     // Slots that query i of a task may look at. In one sequence a later row sees as far as an earlier one or further.
     Range visible(const Task& task, int i) const {
         int sequence = task.run.sequence_of(i), position = batch_.positions[task.row(i)];
-        int shift = batch_.shift(sequence), context = batch_.context_lens[sequence];
-        int end = context;
-        if (spec_.mask == MaskKind::causal) end = position + 1 - shift;
+        int shift = batch_.shift(sequence), context = batch_.context_lens[sequence], end = context;
+        const bool is_canvas = spec_.mask == MaskKind::canvas && position >= batch_.canvas_start(sequence);
+        if (is_canvas) position = batch_.canvas_start(sequence);  // all of it, and of the text what its first row sees
+        else if (spec_.mask == MaskKind::causal || spec_.mask == MaskKind::canvas) end = position + 1 - shift;
         else if (spec_.mask == MaskKind::block_causal)
             end = std::min(context, (position / spec_.mask_block + 1) * spec_.mask_block - shift);
         else if (spec_.window > 0) end = std::min(context, position + spec_.window - shift);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,12 @@ struct Keep {
     int pool_kernel;  // odd
 };
 
+// What the last step left for the rows of a canvas, (rows, width); rows 0: this is its first.
+struct FeedbackView {
+    const float* values = nullptr;
+    int rows = 0, width = 0;
+};
+
 struct BatchView {
     int num_tokens, num_sequences, table_width;
     const int32_t* token_ids;
@@ -31,6 +38,10 @@ struct BatchView {
     const int32_t *state_read, *state_written;      // slots by sequence, -1: zeros; null: none
     std::vector<std::pair<int, int>> saved_states;  // (row, slot), rows ascending
     std::vector<AdapterUses> adapters;              // by sequence; empty: none
+    const float* inputs;                            // (tokens, input_width), null: tokens are embedded
+    int input_width;
+    const int32_t* canvas_starts = nullptr;  // by sequence: the first position of its canvas; null: none has one
+    std::vector<FeedbackView> feedback;      // by sequence, where there are canvases
 
     const int32_t* blocks(int sequence, bool is_windowed = false) const {
         return (is_windowed ? window_tables : block_tables) +
@@ -39,6 +50,15 @@ struct BatchView {
     // Which sequence a row belongs to.
     int sequence_of(int row) const {
         return static_cast<int>(std::upper_bound(row_starts, row_starts + num_sequences + 1, row) - row_starts) - 1;
+    }
+    int canvas_start(int sequence) const {
+        return canvas_starts == nullptr ? std::numeric_limits<int>::max() : canvas_starts[sequence];
+    }
+    // The first row of a sequence that is one of its canvas; behind its last one: there is none.
+    int first_canvas_row(int sequence) const {
+        const int first = row_starts[sequence], end = row_starts[sequence + 1];
+        if (canvas_starts == nullptr) return end;
+        return std::clamp(first + canvas_starts[sequence] - positions[first], first, end);
     }
     int shift(int sequence) const { return slot_shifts == nullptr ? 0 : slot_shifts[sequence]; }
 };

@@ -9,6 +9,7 @@ namespace kvarn {
 void Model::check(const BatchView& batch, std::span<const int32_t> output_rows) const {
     require(batch.row_starts[0] == 0 && batch.row_starts[batch.num_sequences] == batch.num_tokens,
             "row_starts must run from 0 to the number of tokens");
+    require(batch.input_width == plan_.joined_width(), "the inputs of the batch are not those that the model reads");
     for (int i = 0; i < batch.num_tokens; ++i) {
         require(batch.token_ids[i] >= 0 && batch.token_ids[i] < spec_.vocab_size,
                 [&] { return "token id " + std::to_string(batch.token_ids[i]) + " is outside the vocabulary"; });
@@ -18,6 +19,7 @@ void Model::check(const BatchView& batch, std::span<const int32_t> output_rows) 
     for (int s = 0; s < batch.num_sequences; ++s) check_sequence(batch, s);
     for (const Keep& keep : batch.keep) check_keep(batch, keep);
     if (plan_.max_channels > 0) check_states(batch);
+    if (batch.canvas_starts != nullptr) check_canvases(batch);
     for (const AdapterUses& uses : batch.adapters)
         for (const AdapterUse& use : uses)
             require(use.adapter->base() == &weights_, "an adapter of another model is named");
@@ -63,6 +65,16 @@ void Model::check_states(const BatchView& batch) const {
     for (auto [row, slot] : batch.saved_states) {
         require(row > last && row < batch.num_tokens && has(slot), "a saved state's row or slot is out of range");
         last = row;
+    }
+}
+
+void Model::check_canvases(const BatchView& batch) const {
+    require(plan_.canvas != nullptr, "the model has no canvases");
+    for (int s = 0; s < batch.num_sequences; ++s) {
+        const FeedbackView& one = batch.feedback[static_cast<size_t>(s)];
+        const int rows = batch.row_starts[s + 1] - batch.first_canvas_row(s);
+        require(one.values == nullptr || (one.rows == rows && one.width == spec_.width),
+                "what is fed back does not fit its canvas");
     }
 }
 

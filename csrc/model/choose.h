@@ -19,6 +19,13 @@ struct Results {
     }
 };
 
+// The same for the rows of canvases, which are drawn from p = softmax of what the choice left of the logits.
+struct CanvasResults {
+    int32_t* best_ids;  // of the largest p
+    float* entropy;     // of p
+    float* means;       // (rows, width) the sum of p * embedding
+};
+
 class Chooser {
 public:
     Chooser(Model& model, const KernelTable& kernels, int num_workers)
@@ -29,6 +36,10 @@ public:
     // kNoToken.
     void sample(std::span<const HeadRow> rows, std::span<const RowSampling> params, bool want_logprobs,
                 const Results& out);
+
+    // One choice for each row of canvases, none of them greedy, and what the next step reads.
+    void sample_canvas(std::span<const HeadRow> rows, std::span<const RowSampling> params, int32_t* ids,
+                       const CanvasResults& out);
 
     // Log-probabilities of given tokens; fills no ids and no entropy.
     void score(std::span<const HeadRow> rows, std::span<const int32_t> targets, const Results& out);
@@ -44,12 +55,13 @@ private:
     void sample_whole(std::span<const HeadRow> rows, std::span<const size_t> at, std::span<const RowSampling> params,
                       bool want_logprobs, const Results& out);
     bool is_finite(const HeadRow& row) const;
+    void add_means(const float* weights, int count, float* means);
 
     Model& model_;
     Head head_;
     GreedyHead greedy_;
     Sampler sampler_;
-    std::vector<std::vector<float>> plain_;  // of each worker
+    std::vector<std::vector<float>> plain_;  // of each worker: a row of logits, or a piece of the embedding
 };
 
 }  // namespace kvarn

@@ -27,6 +27,10 @@ void cut_off(float deviations, int n, float* x) {
     for (int i = 0; i < n; ++i) x[i] = std::max(x[i] - least, 0.0f);
 }
 
+void relu(int n, float* x) {
+    for (int i = 0; i < n; ++i) x[i] = std::max(x[i], 0.0f);
+}
+
 void square_relu(int n, float* x) {
     for (int i = 0; i < n; ++i) x[i] = x[i] > 0.0f ? x[i] * x[i] : 0.0f;
 }
@@ -39,6 +43,7 @@ void activate_gated(const KernelTable& kernels, Activation activation, const flo
         case Activation::gelu_tanh: return kernels.gelu_tanh_mul(gate, up, n, gate);
         case Activation::swiglu_oai: return swiglu_oai(up, n, gate);
         case Activation::gelu: kernels.gelu(gate, n, gate); break;
+        case Activation::relu: relu(n, gate); break;
         case Activation::relu2: square_relu(n, gate); break;
     }
     for (int i = 0; i < n; ++i) gate[i] *= up[i];
@@ -49,6 +54,7 @@ namespace {
 // The gated kernels with a factor of one, a piece at a time.
 void activate_plain(const KernelTable& kernels, Activation activation, int n, float* x) {
     if (activation == Activation::gelu) return kernels.gelu(x, n, x);
+    if (activation == Activation::relu) return relu(n, x);
     if (activation == Activation::relu2) return square_relu(n, x);
     constexpr int kPiece = 64;
     float ones[kPiece];

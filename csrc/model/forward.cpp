@@ -79,7 +79,9 @@ StepBuffers Model::prepare_step(Arena& arena, const BatchView& batch) {
     StepBuffers buffers = StepBuffers::take(arena, plan_, batch.num_tokens, threads, context);
     buffers.runs = find_runs(batch, threads);
     if (!batch.adapters.empty()) buffers.adapters = std::make_shared<AdapterStep>(batch.adapters, batch.row_starts);
-    embed(batch, buffers);
+    if (plan_.joined != nullptr) join_inputs(batch, buffers);
+    else embed(batch, buffers);
+    if (batch.canvas_starts != nullptr) condition_canvases(batch, buffers);
     if (plan_.per_layer_tokens != nullptr) embed_layer_inputs(batch, buffers);
     if (buffers.streams != nullptr) split_streams(batch.num_tokens, buffers);
     for (size_t r = 0; r < plan_.ropes.size(); ++r)

@@ -32,6 +32,9 @@ public:
     void observe_inputs();
     LayerInputs& observed(size_t layer) { return observed_.at(layer); }
 
+    // out is (ids, width): their rows of the embedding, scaled, as layers that join them with states read them.
+    void embed_tokens(std::span<const int32_t> ids, float* out) const;
+
     // out is (output_rows, width): the states after the output norm.
     void forward(const BatchView& batch, std::span<const int32_t> output_rows, float* out) {
         forward_from(0, batch, output_rows, out, nullptr);
@@ -54,12 +57,14 @@ private:
     void check_window(const BatchView& batch, int sequence) const;
     void check_states(const BatchView& batch) const;
     void check_keep(const BatchView& batch, const Keep& keep) const;
+    void check_canvases(const BatchView& batch) const;
     const KVCache& cache_of(size_t layer) const {
         return windowed_.empty() || !windowed_[layer] ? cache_ : window_cache_;
     }
     StepBuffers prepare_step(Arena& arena, const BatchView& batch);
     void write_outputs(const StepBuffers& buffers, std::span<const int32_t> output_rows, float* out) const;
     void embed(const BatchView& batch, const StepBuffers& buffers) const;
+    void condition_canvases(const BatchView& batch, const StepBuffers& buffers) const;
     void run_piece(ResumableForward& forward);
     void compute_recurrent(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void compute_latent(size_t index, const BatchView& batch, const StepBuffers& buffers);
@@ -71,6 +76,7 @@ private:
     void finish_attention(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void run_feed_forward(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void run_beside(size_t index, const BatchView& batch, const StepBuffers& buffers);
+    void join_inputs(const BatchView& batch, const StepBuffers& buffers) const;
     void embed_layer_inputs(const BatchView& batch, const StepBuffers& buffers) const;
     void finish_layer(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void add_laurel(const LayerPlan& layer, int n, const StepBuffers& buffers) const;

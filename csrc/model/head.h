@@ -2,6 +2,7 @@
 #pragma once
 #include <cmath>
 #include <span>
+#include <utility>
 
 #include "forward.h"
 
@@ -35,9 +36,10 @@ public:
     explicit Head(Model& model) : model_(model) {}
 
     // Call use(row, logits, worker) for every row. `logits` may be changed in place and is gone after the call. Rows
-    // are used in parallel.
-    template <class Use>
-    void for_each_row(std::span<const HeadRow> rows, Use&& use) {
+    // are used in parallel. Rows that were in memory together, none of them with a partner, are all there once more for
+    // after(first row, how many, what use() left of their logits).
+    template <class Use, class After>
+    void for_each_row(std::span<const HeadRow> rows, Use&& use, After&& after) {
         std::lock_guard turn(model_.compute().pool.turn());
         for (size_t first = 0; first < rows.size();) {
             int count = rows_of_pass(rows, first, states_per_pass());
@@ -45,8 +47,13 @@ public:
             project_rows(pass);
             model_.compute().pool.run(
                 count, [&](int i, int worker) { use(first + static_cast<size_t>(i), row(pass, i), worker); });
+            after(first, count, static_cast<const float*>(logits_));
             first += static_cast<size_t>(count);
         }
+    }
+    template <class Use>
+    void for_each_row(std::span<const HeadRow> rows, Use&& use) {
+        for_each_row(rows, std::forward<Use>(use), [](size_t, int, const float*) {});
     }
 
     int vocab_size() const { return model_.spec().vocab_size; }

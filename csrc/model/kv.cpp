@@ -1,5 +1,6 @@
 #include "kv.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "../base/check.h"
@@ -90,6 +91,12 @@ void KVCache::copy_slot(Place source, Place target, size_t layer, int head) cons
 
 void KVCache::release_pages(int block) noexcept {
     region_.release_pages(static_cast<size_t>(block) * block_bytes_, block_bytes_);
+}
+
+void KVCache::populate(int first, int count) noexcept {
+    count = std::min(count, num_blocks_ - first);
+    if (count < 1) return;
+    region_.populate(static_cast<size_t>(first) * block_bytes_, static_cast<size_t>(count) * block_bytes_);
 }
 
 }  // namespace kvarn

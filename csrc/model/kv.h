@@ -53,6 +53,7 @@ public:
     // Copy K and V of one token, one layer and one head, bit for bit.
     void copy_slot(Place source, Place target, size_t layer, int head) const noexcept;
     void release_pages(int block) noexcept;
+    void populate(int first, int count) noexcept;
 
     uint8_t* k(int block, size_t layer, int head) const { return at(block, layers_[layer].k_offset, layer, head); }
     uint8_t* v(int block, size_t layer, int head) const { return at(block, layers_[layer].v_offset, layer, head); }

@@ -1,6 +1,7 @@
 // What a layer has beside attention and feed-forward: an input of its own, experts beside it, a factor behind it.
 #include <cmath>
 
+#include "../base/check.h"
 #include "ffn.h"
 #include "forward.h"
 
@@ -11,6 +12,33 @@ namespace {
 size_t offset(int row, int columns) { return static_cast<size_t>(row) * static_cast<size_t>(columns); }
 
 }  // namespace
+
+void Model::embed_tokens(std::span<const int32_t> ids, float* out) const {
+    require(plan_.embedding != nullptr, "the model has no embedding");
+    const int width = spec_.width;
+    for (int32_t id : ids) require(id >= 0 && id < spec_.vocab_size, "a token id is outside the vocabulary");
+    std::lock_guard turn(pool_->turn());
+    for_rows(compute(), static_cast<int>(ids.size()), [&](int row) {
+        float* x = out + offset(row, width);
+        unpack_row(plan_.embedding->type, plan_.embedding->packed, width, ids[static_cast<size_t>(row)], x);
+        for (int i = 0; i < width; ++i) x[i] *= spec_.embedding_scale;
+    });
+}
+
+// x = projection(norm(embedding), norm(state)) of rows that come as both, one behind the other.
+void Model::join_inputs(const BatchView& batch, const StepBuffers& buffers) const {
+    const int n = batch.num_tokens, width = spec_.width;
+    Projection projection{plan_.joined, buffers.x, static_cast<size_t>(width), nullptr};
+    Activations in = reserve(buffers.quants, buffers.joined, n, 2 * width, {&projection, 1});
+    for_rows(compute(), n, [&](int row) {
+        const float* from = batch.inputs + offset(row, 2 * width);
+        float* to = buffers.joined + offset(row, 2 * width);
+        plan_.joined_token_norm.apply(kernels_, from, width, to);
+        plan_.joined_state_norm.apply(kernels_, from + width, width, to + width);
+        in.quantize(kernels_, row, 0, 2 * width);
+    });
+    project(compute(), in, {&projection, 1});
+}
 
 // (table[token] * sqrt(length) + norm(projection(x) / sqrt(width))) / sqrt(2), a norm for each layer's part.
 void Model::embed_layer_inputs(const BatchView& batch, const StepBuffers& buffers) const {
@@ -90,7 +118,9 @@ void Model::finish_layer(size_t index, const BatchView& batch, const StepBuffers
     if (layer.output_scale == nullptr) return;
     for_rows(compute(), n, [&](int row) {
         float* x = buffers.x + offset(row, width);
-        for (int i = 0; i < width; ++i) x[i] *= *layer.output_scale;
+        const int s = layer.text_scale == nullptr ? -1 : batch.sequence_of(row);
+        const float scale = s < 0 || row >= batch.first_canvas_row(s) ? *layer.output_scale : *layer.text_scale;
+        for (int i = 0; i < width; ++i) x[i] *= scale;
     });
 }
 

@@ -31,6 +31,7 @@ public:
         if (block_.laurel_rank > 0) add_laurel(layer);
         if (spec_.num_streams > 1) add_streams(layer);
         if (block_.has_output_scale) layer.output_scale = weights_.vector(prefix_ + "layer_output_scale.weight", 1);
+        if (block_.has_text_scale) layer.text_scale = weights_.vector(prefix_ + "enc_layer_output_scale.weight", 1);
         return layer;
     }
 
@@ -216,9 +217,23 @@ void add_per_layer_embedding(ModelPlan& plan, const ModelSpec& spec, const Weigh
     plan.per_layer_norm = make_norm(spec.per_layer_norm, weights, "per_layer_proj_norm", spec.per_layer_length);
 }
 
+void add_canvas(ModelPlan& plan, const CanvasSpec& spec, const Weights& weights) {
+    if (!spec.feed_forward.exists()) return;
+    const int hidden = spec.feed_forward.hidden, width = plan.width;
+    auto layer = std::make_shared<LayerPlan>();
+    layer->feed_forward = spec.feed_forward;
+    layer->ffn_in = make_norm(spec.norm, weights, "self_cond_pre_norm", width);
+    layer->gate = &weights.matrix("self_cond_gate.weight", hidden, width);
+    layer->up = &weights.matrix("self_cond_up.weight", hidden, width);
+    layer->down = &weights.matrix("self_cond_down.weight", width, hidden);
+    widen(plan, *layer);
+    plan.canvas = std::move(layer);
+    plan.unit.assign(static_cast<size_t>(width), 1.0f);
+}
+
 }  // namespace
 
-int ModelPlan::widest_input() const { return std::max({width, max_query, max_kv, max_hidden}); }
+int ModelPlan::widest_input() const { return std::max({width, joined_width(), max_query, max_kv, max_hidden}); }
 
 ModelPlan make_plan(const ModelSpec& spec, const Weights& weights) {
     ModelPlan plan;
@@ -228,8 +243,15 @@ ModelPlan make_plan(const ModelSpec& spec, const Weights& weights) {
         plan.layers.back().rope = find_or_add(plan.ropes, spec.blocks[i].attention.rope);
         widen(plan, plan.layers.back());
     }
-    plan.embedding = &weights.matrix("token_embd.weight", spec.vocab_size, spec.width);
+    if (spec.joined_norm) {
+        plan.joined = &weights.matrix("eh_proj.weight", spec.width, 2 * spec.width);
+        plan.joined_token_norm = make_norm(*spec.joined_norm, weights, "enorm", spec.width);
+        plan.joined_state_norm = make_norm(*spec.joined_norm, weights, "hnorm", spec.width);
+    } else {
+        plan.embedding = &weights.matrix("token_embd.weight", spec.vocab_size, spec.width);
+    }
     add_per_layer_embedding(plan, spec, weights);
+    add_canvas(plan, spec.canvas, weights);
     plan.num_streams = spec.num_streams;
     if (spec.num_streams > 1) {
         plan.streams_in = &weights.matrices("altup_proj.weight", spec.num_streams - 1, spec.width, spec.width);

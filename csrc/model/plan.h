@@ -69,8 +69,8 @@ struct LayerPlan {
     Activation per_layer_activation = Activation::silu;
     const Matrix *per_layer_gate, *per_layer_out;
     NormPlan per_layer_norm;
-    const float* output_scale;             // (1), null: none
-    const Matrix *laurel_in, *laurel_out;  // null: none
+    const float *output_scale, *text_scale;  // (1), null: none; of rows that are not those of a canvas
+    const Matrix *laurel_in, *laurel_out;    // null: none
     NormPlan laurel_norm;
 
     // of several residual streams
@@ -81,8 +81,10 @@ struct LayerPlan {
 
 struct ModelPlan {
     std::vector<LayerPlan> layers;
-    std::vector<RopeSpec> ropes;  // distinct ones
-    const Matrix* embedding;
+    std::vector<RopeSpec> ropes;        // distinct ones
+    const Matrix* embedding = nullptr;  // null: rows are joined
+    const Matrix* joined = nullptr;     // (width, 2 x width)
+    NormPlan joined_token_norm{}, joined_state_norm{};
     const float* positions = nullptr;
     const float* token_types = nullptr;
     NormPlan embedding_norm{}, output_norm{};
@@ -96,10 +98,14 @@ struct ModelPlan {
     int num_streams = 1;
     const std::vector<Matrix>*streams_in = nullptr, *streams_out = nullptr;  // null: one stream
 
+    std::shared_ptr<const LayerPlan> canvas;  // what canvas rows read: of it, ffn_in and the feed-forward are set
+    std::vector<float> unit;                  // weights of their last norm: ones
+
     int max_channels = 0, max_gate = 0, max_state_heads = 0, max_head_state = 0;  // of layers with a state or a gate
     int max_parameters = 0, max_steps = 0;                                        // of selective ones
     int max_latent = 0, max_head_input = 0;  // of latent attention: all heads, and what one matrix of a head reads
     int max_query = 0, max_kv = 0, max_hidden = 0, max_experts = 0, max_active = 0;  // widths over all layers
+    int joined_width() const { return joined == nullptr ? 0 : joined->columns; }
     int widest_input() const;  // the largest number of columns a product of a step has
     int width = 0;
 };

@@ -13,8 +13,8 @@ constexpr int kMaxExperts = 1024;   // of one layer
 constexpr int kMaxConvKernel = 64;  // rows
 constexpr int kMaxStreams = 64;
 
-enum class Activation { silu, gelu, gelu_tanh, relu2, swiglu_oai };
-enum class MaskKind { causal, bidirectional, block_causal };
+enum class Activation { silu, gelu, gelu_tanh, relu, relu2, swiglu_oai };
+enum class MaskKind { causal, bidirectional, block_causal, canvas };
 enum class Placement { pre, sandwich, residual, post, parallel };
 
 struct NormSpec {
@@ -155,10 +155,16 @@ struct BlockSpec {
     FeedForwardSpec beside;    // experts beside the feed-forward; without experts: none
     int per_layer_length = 0;  // of the layer's own input, 0: none
     Activation per_layer_activation = Activation::silu;
-    bool has_output_scale = false;
+    bool has_output_scale = false, has_text_scale = false;
     int laurel_rank = 0;  // of the low-rank map beside attention, 0: none
 
     bool has_mixer() const { return attention.exists() || recurrent.exists(); }
+};
+
+// What rows of canvases read of the last step.
+struct CanvasSpec {
+    FeedForwardSpec feed_forward;  // hidden 0: the model has no canvases
+    NormSpec norm;
 };
 
 struct ModelSpec {
@@ -167,6 +173,7 @@ struct ModelSpec {
     int num_positions = 0;  // learned positions, 0: none
     bool has_token_types = false;
     std::optional<NormSpec> embedding_norm;
+    std::optional<NormSpec> joined_norm;  // rows come as an embedding and a state, which a matrix joins, not as tokens
     int per_layer_length = 0, per_layer_vocab_size = 0;  // of the layers' own inputs, 0: they have none
     NormSpec per_layer_norm;
     int num_streams = 1, active_stream = 0;  // residual streams, of which a layer computes one
@@ -177,6 +184,7 @@ struct ModelSpec {
     bool has_head = false, is_head_tied = false;
     bool has_head_bias = false;
     float head_scale = 1, head_softcap = 0;
+    CanvasSpec canvas;
 };
 
 }  // namespace kvarn

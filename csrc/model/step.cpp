@@ -35,6 +35,7 @@ size_t StepBuffers::arena_bytes(const ModelPlan& plan, int n, int num_threads, i
     bytes += (plan.num_streams > 1 ? 1 : 0) * floats(n, plan.num_streams * plan.width);
     bytes += (plan.has_beside ? 2 : 0) * floats(n, plan.width) + floats(n, plan.per_layer_width) +
              floats(num_threads, plan.per_layer_width);
+    bytes += floats(n, plan.joined_width());
     bytes += 2 * floats(n, plan.max_parameters) + floats(n, plan.max_steps);
     bytes += floats(n, plan.max_latent) + HeadScratch::arena_bytes(plan.max_head_input, num_threads);
     for (const RopeSpec& rope : plan.ropes) bytes += floats(n, 2 * static_cast<int>(rope.inverse_frequencies.size()));
@@ -50,6 +51,7 @@ StepBuffers StepBuffers::take(Arena& arena, const ModelPlan& plan, int n, int nu
     StepBuffers b{};
     b.x = take_floats(arena, n, plan.width);
     b.normed = take_floats(arena, n, plan.width);
+    b.joined = take_floats(arena, n, plan.joined_width());
     b.result = take_floats(arena, n, plan.width);
     b.entry = plan.needs_entry ? take_floats(arena, n, plan.width) : nullptr;
     b.q = take_floats(arena, n, plan.max_query);

@@ -11,6 +11,7 @@ namespace kvarn {
 struct StepBuffers {
     float* x;                    // (n, width)   the residual stream
     float* normed;               // (n, width)
+    float* joined;               // (n, 2 x width)  rows that come as an embedding and a state
     float* result;               // (n, width)   of a sublayer
     float* entry;                // (n, width)   x before a parallel block, or what a state beside attention gives
     float *q, *mixed;            // (n, query width)

@@ -1,7 +1,8 @@
 // Floats to the quantised blocks of blocks.h: what `kvarn quantize` spends its time in.
 //
-// Without importance the bytes are those of llama.cpp for Q4_0 .. Q8_0 and the K-quants. importance: how much an error
-// of each column counts, one float per column; the search is then our own.
+// Without importance the bytes are those of llama.cpp for Q4_0 .. Q8_0, Q2_K, Q4_K, Q5_K and Q6_K; Q3_K and IQ4_NL are
+// searched in our own way. importance: how much an error of each column counts, one float per column; the search is
+// then our own for all but Q8_0.
 #pragma once
 #include <cstdint>
 

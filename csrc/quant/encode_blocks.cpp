@@ -35,12 +35,14 @@ Values load(const float* x) {
         values.low = std::min(values.low, low[i]);
         values.high = std::max(values.high, high[i]);
     }
+    if (values.low == 0) values.low = *std::find(x, x + kBlock, 0.0f);  // of zeros of either sign the first
     return values;
 }
 
 // The value of largest magnitude with its sign; of equal ones the first.
 float peak(const float* x, const Values& values) {
     if (values.high != -values.low) return values.high > -values.low ? values.high : values.low;
+    if (values.high == 0) return 0;  // whatever the signs of the zeros
     return *std::find_if(x, x + kBlock, [&](float value) { return std::fabs(value) == values.high; });
 }
 
@@ -113,7 +115,7 @@ void encode_block(const float* x, blocks::Q5_1& out) {
 
 void encode_block(const float* x, blocks::Q8_0& out) {
     const Values values = load(x);
-    const float d = std::max(values.high, -values.low) / 127;
+    const float d = std::fabs(std::max(values.high, -values.low)) / 127;
     const float scale = inverse(d);
     out.d = float_to_half(d);
     for (int j = 0; j < kQuarters; ++j) {

@@ -32,6 +32,15 @@ Floats as_halves(Floats values) {
     return values;
 }
 
+// The halves next to these, further from zero or nearer; zero and the largest stay.
+Floats next_halves(Floats halves, int step) {
+    for (int lane = 0; lane < kWide; ++lane) {
+        const uint16_t bits = float_to_half(halves[lane]), size = bits & 0x7fffu;
+        if (size != 0 && size < 0x7bffu) halves.set(lane, half_to_float(static_cast<uint16_t>(bits + step)));
+    }
+    return halves;
+}
+
 KVARN_WIDE Floats inverse(Floats x) { return choose(x != 0.0f, 1.0f / x, Floats{}); }
 
 // The nearest whole number of -middle .. middle - 1.
@@ -42,6 +51,13 @@ struct Whole {
     float lowest() const { return -middle; }
     float spread() const { return 0.1f; }
     int tries() const { return 9; }
+};
+
+// The nearest whole number of 0 .. max_quant, above a minimum.
+struct Steps {
+    float max_quant;
+    KVARN_WIDE Floats index(Floats x) const { return held(nearest(x), 0, max_quant); }
+    KVARN_WIDE Floats level(Floats index) const { return index; }
 };
 
 // The nearest of IQ4_NL's levels.
@@ -72,6 +88,31 @@ KVARN_WIDE void sums(const Group& in, const Grid& grid, Floats per_scale, Floats
     }
 }
 
+// Scale and minimum as they are stored: of the halves around the best ones those that leave the least error. Where one
+// column outweighs all others, that rounding is most of its error.
+template <class Grid>
+void round_to_halves(const Group& in, const Grid& grid, Floats scale, Floats low, bool has_low, Fitted& out) {
+    const Floats scales = as_halves(scale), lows = as_halves(low);
+    Floats least = all(std::numeric_limits<float>::infinity());
+    out.scale = scales, out.low = lows;
+    for (const int up : {0, -1, 1})
+        for (const int down : {0, -1, 1}) {
+            if (!has_low && down != 0) continue;
+            const Floats d = next_halves(scales, up), m = next_halves(lows, down), per_scale = inverse(d);
+            Floats error{};
+            for (int i = 0; i < kBlock; ++i) {
+                const Floats off = d * grid.level(grid.index((in.x[i] - m) * per_scale)) + m - in.x[i];
+                error += in.w[i] * off * off;
+            }
+            const Ints is_less = error < least;
+            least = choose(is_less, error, least);
+            out.scale = choose(is_less, d, out.scale);
+            out.low = choose(is_less, m, out.low);
+        }
+    const Floats per_scale = inverse(out.scale);
+    for (int i = 0; i < kBlock; ++i) out.q[i] = grid.index((in.x[i] - out.low) * per_scale);
+}
+
 // Both signs of the scale are tried: the grids reach further down than up.
 template <class Grid>
 void fit_scale(const Group& in, const Grid& grid, Fitted& out) {
@@ -90,18 +131,12 @@ void fit_scale(const Group& in, const Grid& grid, Fitted& out) {
         try_grid(-reach * inverse(largest));
     }
     for (int t = 0; t < kRefits; ++t) try_grid(inverse(best));
-    out.scale = as_halves(best);
-    out.low = Floats{};
-    const Floats per_scale = inverse(out.scale);
-    for (int i = 0; i < kBlock; ++i) out.q[i] = grid.index(in.x[i] * per_scale);
+    round_to_halves(in, grid, best, Floats{}, false, out);
 }
 
 void fit_scale_and_low(const Group& in, float max_quant, Fitted& out) {
     const fit::Affine found = fit::fit_affine(in.x, in.w, {max_quant, -0.9f, 0.05f, 36, false, true});
-    out.scale = as_halves(found.scale);
-    out.low = as_halves(found.low);
-    const Floats per_scale = inverse(out.scale);
-    for (int i = 0; i < kBlock; ++i) out.q[i] = held(nearest((in.x[i] - out.low) * per_scale), 0, max_quant);
+    round_to_halves(in, Steps{max_quant}, found.scale, found.low, true, out);
 }
 
 void store_low_bits(const Fitted& fitted, int lane, uint8_t* nibbles, uint8_t* fifth_bits) {

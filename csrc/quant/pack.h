@@ -46,4 +46,7 @@ void pack_groups(Type type, const uint8_t* source, int rows, int columns, int gr
 // Dequantise one row of a packed matrix: the definition of every layout above.
 void unpack_row(Type type, const uint8_t* packed, int columns, int row, float* out) noexcept;
 
+// Columns [begin, end) of it, whole blocks of the type.
+void unpack_columns(Type type, const uint8_t* packed, int columns, int row, int begin, int end, float* out) noexcept;
+
 }  // namespace kvarn

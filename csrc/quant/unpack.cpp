@@ -94,47 +94,56 @@ void unpack_q2_k(const packed::Q2_K& block, int row, float* out) {
     }
 }
 
+// Columns [begin, end) of a group of rows.
+struct Part {
+    const uint8_t* group;
+    int begin, end;
+};
+
 template <class Packed>
-void unpack_blocks(const uint8_t* group, int columns, int values, int row, float* out,
-                   void (*unpack)(const Packed&, int, float*)) {
-    const Packed* blocks = reinterpret_cast<const Packed*>(group);
-    for (int b = 0; b < columns / values; ++b) unpack(blocks[b], row, out + values * b);
+void unpack_blocks(const Part& part, int values, int row, float* out, void (*unpack)(const Packed&, int, float*)) {
+    const Packed* blocks = reinterpret_cast<const Packed*>(part.group);
+    for (int b = part.begin / values; b < part.end / values; ++b, out += values) unpack(blocks[b], row, out);
 }
 
 template <float (*ToFloat)(uint16_t)>
-void unpack_halves(const uint8_t* group, int columns, int row, float* out) {
-    for (int i = 0; i < columns; ++i) {
+void unpack_halves(const Part& part, int row, float* out) {
+    for (int i = part.begin; i < part.end; ++i) {
         uint16_t bits;
-        std::memcpy(&bits, group + sizeof bits * (kLanes * static_cast<size_t>(i) + row), sizeof bits);
-        out[i] = ToFloat(bits);
+        std::memcpy(&bits, part.group + sizeof bits * (kLanes * static_cast<size_t>(i) + row), sizeof bits);
+        *out++ = ToFloat(bits);
     }
 }
 
-void unpack_floats(const uint8_t* group, int columns, int row, float* out) {
-    for (int i = 0; i < columns; ++i)
-        std::memcpy(out + i, group + sizeof(float) * (kLanes * static_cast<size_t>(i) + row), sizeof(float));
+void unpack_floats(const Part& part, int row, float* out) {
+    for (int i = part.begin; i < part.end; ++i)
+        std::memcpy(out++, part.group + sizeof(float) * (kLanes * static_cast<size_t>(i) + row), sizeof(float));
 }
 
 }  // namespace
 
 void unpack_row(Type type, const uint8_t* packed, int columns, int row, float* out) noexcept {
-    const uint8_t* group = packed + packed_group_bytes(type, columns) * (row / kLanes);
+    unpack_columns(type, packed, columns, row, 0, columns, out);
+}
+
+void unpack_columns(Type type, const uint8_t* packed, int columns, int row, int begin, int end, float* out) noexcept {
+    const Part part{packed + packed_group_bytes(type, columns) * (row / kLanes), begin, end};
     const int lane = row % kLanes;
     switch (type) {
-        case Type::F32: return unpack_floats(group, columns, lane, out);
-        case Type::F16: return unpack_halves<half_to_float>(group, columns, lane, out);
-        case Type::BF16: return unpack_halves<bfloat_to_float>(group, columns, lane, out);
-        case Type::Q4_0: return unpack_blocks(group, columns, 32, lane, out, unpack_q4_0);
-        case Type::IQ4_NL: return unpack_blocks(group, columns, 32, lane, out, unpack_iq4_nl);
-        case Type::Q4_1: return unpack_blocks(group, columns, 32, lane, out, unpack_q4_1);
-        case Type::Q5_0: return unpack_blocks(group, columns, 32, lane, out, unpack_q5_0);
-        case Type::Q5_1: return unpack_blocks(group, columns, 32, lane, out, unpack_q5_1);
-        case Type::Q8_0: return unpack_blocks(group, columns, 32, lane, out, unpack_q8_0);
-        case Type::Q2_K: return unpack_blocks(group, columns, 256, lane, out, unpack_q2_k);
-        case Type::Q3_K: return unpack_blocks(group, columns, 256, lane, out, unpack_q3_k);
-        case Type::Q4_K: return unpack_blocks(group, columns, 256, lane, out, unpack_q4_k);
-        case Type::Q5_K: return unpack_blocks(group, columns, 256, lane, out, unpack_q5_k);
-        case Type::Q6_K: return unpack_blocks(group, columns, 256, lane, out, unpack_q6_k);
+        case Type::F32: return unpack_floats(part, lane, out);
+        case Type::F16: return unpack_halves<half_to_float>(part, lane, out);
+        case Type::BF16: return unpack_halves<bfloat_to_float>(part, lane, out);
+        case Type::Q4_0: return unpack_blocks(part, 32, lane, out, unpack_q4_0);
+        case Type::IQ4_NL: return unpack_blocks(part, 32, lane, out, unpack_iq4_nl);
+        case Type::Q4_1: return unpack_blocks(part, 32, lane, out, unpack_q4_1);
+        case Type::Q5_0: return unpack_blocks(part, 32, lane, out, unpack_q5_0);
+        case Type::Q5_1: return unpack_blocks(part, 32, lane, out, unpack_q5_1);
+        case Type::Q8_0: return unpack_blocks(part, 32, lane, out, unpack_q8_0);
+        case Type::Q2_K: return unpack_blocks(part, 256, lane, out, unpack_q2_k);
+        case Type::Q3_K: return unpack_blocks(part, 256, lane, out, unpack_q3_k);
+        case Type::Q4_K: return unpack_blocks(part, 256, lane, out, unpack_q4_k);
+        case Type::Q5_K: return unpack_blocks(part, 256, lane, out, unpack_q5_k);
+        case Type::Q6_K: return unpack_blocks(part, 256, lane, out, unpack_q6_k);
     }
 }
 

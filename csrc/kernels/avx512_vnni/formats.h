@@ -14,7 +14,8 @@ struct Scales {
 };
 
 template <class V>
-inline void unpack_nibbles(const packed::Nibbles& a, const packed::Nibbles& b, typename V::Ints w[8]) {
+[[gnu::always_inline]] inline void unpack_nibbles(const packed::Nibbles& a, const packed::Nibbles& b,
+                                                  typename V::Ints w[8]) {
     const typename V::Ints mask = V::bytes(15);
     for (int j = 0; j < 4; ++j) {
         const typename V::Ints pairs = V::load(a[j], b[j]);
@@ -31,7 +32,7 @@ inline typename V::Ints shifted(typename V::Ints x, int places) {
 
 // w[j] |= bit j of every byte, moved to bit kTo.
 template <class V, int kTo>
-inline void add_bits(const packed::OneBit& a, const packed::OneBit& b, typename V::Ints w[8]) {
+[[gnu::always_inline]] inline void add_bits(const packed::OneBit& a, const packed::OneBit& b, typename V::Ints w[8]) {
     const typename V::Ints all = V::load(a, b), mask = V::bytes(1 << kTo);
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) w[j] = V::either(w[j], V::both(shifted<V>(all, kTo - j), mask));
@@ -39,7 +40,8 @@ inline void add_bits(const packed::OneBit& a, const packed::OneBit& b, typename 
 
 // w[4i + j] |= bits 2j..2j+1 of the bytes of field i, moved to bit kTo.
 template <class V, int kTo>
-inline void add_two_bits(const packed::TwoBits& a, const packed::TwoBits& b, typename V::Ints w[8]) {
+[[gnu::always_inline]] inline void add_two_bits(const packed::TwoBits& a, const packed::TwoBits& b,
+                                                typename V::Ints w[8]) {
     const typename V::Ints mask = V::bytes(3 << kTo);
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) {
@@ -49,7 +51,8 @@ inline void add_two_bits(const packed::TwoBits& a, const packed::TwoBits& b, typ
 }
 
 template <class V>
-inline void unpack_two_bits(const packed::TwoBits& a, const packed::TwoBits& b, typename V::Ints w[8]) {
+[[gnu::always_inline]] inline void unpack_two_bits(const packed::TwoBits& a, const packed::TwoBits& b,
+                                                   typename V::Ints w[8]) {
     const typename V::Ints mask = V::bytes(3);
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) w[j] = V::both(V::down(V::load(a[j / 4], b[j / 4]), 2 * (j % 4)), mask);
@@ -63,12 +66,12 @@ struct Simple {
     static constexpr bool kHasMin = true;
 
     template <class V>
-    static void unpack(const Packed& a, const Packed& b, int, typename V::Ints w[8]) {
+    [[gnu::always_inline]] static void unpack(const Packed& a, const Packed& b, int, typename V::Ints w[8]) {
         unpack_nibbles<V>(a.nibbles, b.nibbles, w);
         if constexpr (kHasHighBit) add_bits<V, 4>(a.high, b.high, w);
     }
     template <class V>
-    static Scales<V, 1> scales(const Packed& a, const Packed& b, int) {
+    [[gnu::always_inline]] static Scales<V, 1> scales(const Packed& a, const Packed& b, int) {
         const typename V::Floats d = V::halves(a.d, b.d);
         if constexpr (kMinFactor == 0) return {{d}, {V::halves(a.m, b.m)}};
         else return {{d}, {V::times(d, V::all(static_cast<float>(kMinFactor)))}};
@@ -87,12 +90,12 @@ struct SuperBlock {
     static constexpr bool kHasMin = true;
 
     template <class V>
-    static void unpack(const Packed& a, const Packed& b, int s, typename V::Ints w[8]) {
+    [[gnu::always_inline]] static void unpack(const Packed& a, const Packed& b, int s, typename V::Ints w[8]) {
         unpack_nibbles<V>(a.nibbles[s], b.nibbles[s], w);
         if constexpr (kHasHighBit) add_bits<V, 4>(a.high[s], b.high[s], w);
     }
     template <class V>
-    static Scales<V, 1> scales(const Packed& a, const Packed& b, int s) {
+    [[gnu::always_inline]] static Scales<V, 1> scales(const Packed& a, const Packed& b, int s) {
         const typename V::Floats minus_dmin = V::times(V::halves(a.dmin, b.dmin), V::all(-1.0f));
         return {{V::times(V::halves(a.d, b.d), V::small(a.scale[s], b.scale[s]))},
                 {V::times(minus_dmin, V::small(a.min[s], b.min[s]))}};
@@ -109,12 +112,12 @@ struct Q8_0 {
     static constexpr bool kHasMin = false;
 
     template <class V>
-    static void unpack(const Packed& a, const Packed& b, int, typename V::Ints w[8]) {
+    [[gnu::always_inline]] static void unpack(const Packed& a, const Packed& b, int, typename V::Ints w[8]) {
         const typename V::Ints sign = V::bytes(0x80);
         for (int j = 0; j < 8; ++j) w[j] = V::differ(V::load(a.q[j], b.q[j]), sign);
     }
     template <class V>
-    static Scales<V, 1> scales(const Packed& a, const Packed& b, int) {
+    [[gnu::always_inline]] static Scales<V, 1> scales(const Packed& a, const Packed& b, int) {
         return {{V::halves(a.d, b.d)}, {V::zero()}};
     }
 };
@@ -125,7 +128,7 @@ struct IQ4_NL {
     static constexpr bool kHasMin = false;
 
     template <class V>
-    static void unpack(const Packed& a, const Packed& b, int, typename V::Ints w[8]) {
+    [[gnu::always_inline]] static void unpack(const Packed& a, const Packed& b, int, typename V::Ints w[8]) {
         const __m128i values =
             _mm_xor_si128(_mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
                           _mm_set1_epi8(static_cast<char>(0x80)));
@@ -133,7 +136,7 @@ struct IQ4_NL {
         for (int j = 0; j < 8; ++j) w[j] = V::look_up(values, w[j]);
     }
     template <class V>
-    static Scales<V, 1> scales(const Packed& a, const Packed& b, int) {
+    [[gnu::always_inline]] static Scales<V, 1> scales(const Packed& a, const Packed& b, int) {
         return {{V::halves(a.d, b.d)}, {V::zero()}};
     }
 };
@@ -153,12 +156,12 @@ struct Q6_K {
     static constexpr bool kHasMin = false;
 
     template <class V>
-    static void unpack(const Packed& a, const Packed& b, int s, typename V::Ints w[8]) {
+    [[gnu::always_inline]] static void unpack(const Packed& a, const Packed& b, int s, typename V::Ints w[8]) {
         unpack_nibbles<V>(a.nibbles[s], b.nibbles[s], w);
         add_two_bits<V, 4>(a.high[s], b.high[s], w);
     }
     template <class V>
-    static Scales<V, 2> scales(const Packed& a, const Packed& b, int s) {
+    [[gnu::always_inline]] static Scales<V, 2> scales(const Packed& a, const Packed& b, int s) {
         return signed_scales<V>(a, b, s);
     }
 };
@@ -169,12 +172,12 @@ struct Q3_K {
     static constexpr bool kHasMin = false;
 
     template <class V>
-    static void unpack(const Packed& a, const Packed& b, int s, typename V::Ints w[8]) {
+    [[gnu::always_inline]] static void unpack(const Packed& a, const Packed& b, int s, typename V::Ints w[8]) {
         unpack_two_bits<V>(a.low[s], b.low[s], w);
         add_bits<V, 2>(a.high[s], b.high[s], w);
     }
     template <class V>
-    static Scales<V, 2> scales(const Packed& a, const Packed& b, int s) {
+    [[gnu::always_inline]] static Scales<V, 2> scales(const Packed& a, const Packed& b, int s) {
         return signed_scales<V>(a, b, s);
     }
 };
@@ -185,11 +188,11 @@ struct Q2_K {
     static constexpr bool kHasMin = true;
 
     template <class V>
-    static void unpack(const Packed& a, const Packed& b, int s, typename V::Ints w[8]) {
+    [[gnu::always_inline]] static void unpack(const Packed& a, const Packed& b, int s, typename V::Ints w[8]) {
         unpack_two_bits<V>(a.low[s], b.low[s], w);
     }
     template <class V>
-    static Scales<V, 2> scales(const Packed& a, const Packed& b, int s) {
+    [[gnu::always_inline]] static Scales<V, 2> scales(const Packed& a, const Packed& b, int s) {
         const typename V::Floats d = V::halves(a.d, b.d);
         const typename V::Floats minus_dmin = V::times(V::halves(a.dmin, b.dmin), V::all(-1.0f));
         Scales<V, 2> out;

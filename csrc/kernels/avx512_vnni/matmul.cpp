@@ -19,6 +19,7 @@ struct Matmul {
     using Floats = typename V::Floats;
     static constexpr int kSteps = Format::kSteps, kParts = Format::kParts, kMaxTokens = 4;
     static constexpr int kRows = V::kGroups * kLanes;
+    static constexpr size_t kBytesAhead = 1024;  // 512 and 2048 were slower
     static_assert((Format::kOffset & (Format::kOffset - 1)) == 0);
 
     const Packed* weights;
@@ -37,16 +38,16 @@ struct Matmul {
         return weights + static_cast<size_t>(tile.k / kQuantBlock / kSteps) * group;
     }
 
-    void unpack(int group, int step, Span& span) const {
+    [[gnu::always_inline]] inline void unpack(int group, int step, Span& span) const {
         const Packed& a = blocks_of(group)[step / kSteps];
         const Packed& b = blocks_of(group + V::kGroups - 1)[step / kSteps];
         Format::template unpack<V>(a, b, step % kSteps, span.w);
         span.scales = Format::template scales<V>(a, b, step % kSteps);
     }
 
-    void prefetch(int group, int step) const {
+    [[gnu::always_inline]] inline void prefetch(int group, int step) const {
         for (int g = 0; g < V::kGroups; ++g)
-            avx2::prefetch_ahead<kSteps>(blocks_of(group + g)[step / kSteps], step % kSteps);
+            avx2::prefetch_ahead<kSteps, kBytesAhead>(blocks_of(group + g)[step / kSteps], step % kSteps);
     }
 
     StepInput input(int step, int t) const { return shared::step_input(tile, step, t); }
@@ -62,8 +63,10 @@ struct Matmul {
         return kParts == 1 ? V::sum(V::words(sums[0]), V::words(sums[1])) : V::words(sums[part]);
     }
 
-    template <int kSpans, int kTokens>
-    static inline void add_step(const Span* spans, const StepInput& x, Floats (&sums)[kSpans][kTokens]) {
+    // Adds a step to sums[s * kStride + t], in registers or in memory: they are read after the dot products, which need
+    // the registers.
+    template <int kSpans, int kTokens, int kStride>
+    [[gnu::always_inline]] static inline void add_step(const Span* spans, const StepInput& x, Floats* sums) {
 #pragma GCC unroll 2
         for (int part = 0; part < kParts; ++part) {
             Ints dot[kSpans][kTokens];
@@ -88,13 +91,16 @@ struct Matmul {
                 const Floats xd = V::all(x.scale[t]);
                 for (int s = 0; s < kSpans; ++s) {
                     const Floats scale = V::times(spans[s].scales.scale[part], xd);
-                    sums[s][t] = V::add_product(V::floats(dot[s][t]), scale, sums[s][t]);
+                    Floats& sum = sums[s * kStride + t];
+                    sum = V::add_product(V::floats(dot[s][t]), scale, sum);
                 }
                 if (!Format::kHasMin) continue;
                 const Floats xsum = kParts == 1 ? V::all(x.sum[t])
                                                 : V::all(-static_cast<float>(x.minus_sums[2 * t + part]) * x.scale[t]);
-                for (int s = 0; s < kSpans; ++s)
-                    sums[s][t] = V::add_product(spans[s].scales.min[part], xsum, sums[s][t]);
+                for (int s = 0; s < kSpans; ++s) {
+                    Floats& sum = sums[s * kStride + t];
+                    sum = V::add_product(spans[s].scales.min[part], xsum, sum);
+                }
             }
         }
     }
@@ -104,56 +110,58 @@ struct Matmul {
         V::store(out + t * out_stride + group * kLanes, sums, left < kRows ? left : kRows);
     }
 
-    // One token: weights and sums never leave the registers.
+    // Inlined by force: with the largest blocks the compiler would rather hand the weights over in memory.
     template <int kSpans>
-    void run_one(int group) const {
-        Floats sums[kSpans][1];
-        for (int s = 0; s < kSpans; ++s) sums[s][0] = V::zero();
-        for (int step = 0; step < tile.k / kQuantBlock; ++step) {
-            Span spans[kSpans];
-            for (int s = 0; s < kSpans; ++s) {
-                if (kSteps == 1) prefetch(group + s * V::kGroups, step);  // large blocks lose by it
-                unpack(group + s * V::kGroups, step, spans[s]);
-            }
-            add_step<kSpans, 1>(spans, input(step, 0), sums);
+    [[gnu::always_inline]] inline void unpack_spans(int group, int step, Span* spans) const {
+        for (int s = 0; s < kSpans; ++s) {
+            prefetch(group + s * V::kGroups, step);
+            unpack(group + s * V::kGroups, step, spans[s]);
         }
-        for (int s = 0; s < kSpans; ++s) write(sums[s][0], group + s * V::kGroups, 0);
     }
 
+    // Up to kMaxTokens tokens: sums never leave the registers.
     template <int kSpans, int kTokens>
-    static inline void add_tokens(const Span* spans, const StepInput& x, int t, bool is_first,
-                                  Floats (*acc)[kTileTokens]) {
-        Floats sums[kSpans][kTokens];
+    void run_few(int group) const {
+        Floats sums[kSpans * kTokens];
+        for (Floats& sum : sums) sum = V::zero();
+        for (int step = 0; step < tile.k / kQuantBlock; ++step) {
+            Span spans[kSpans];
+            unpack_spans<kSpans>(group, step, spans);
+            add_step<kSpans, kTokens, kTokens>(spans, input(step, 0), sums);
+        }
         for (int s = 0; s < kSpans; ++s)
-            for (int i = 0; i < kTokens; ++i) sums[s][i] = is_first ? V::zero() : acc[s][t + i];
-        add_step<kSpans, kTokens>(spans, x, sums);
-        for (int s = 0; s < kSpans; ++s)
-            for (int i = 0; i < kTokens; ++i) acc[s][t + i] = sums[s][i];
+            for (int t = 0; t < kTokens; ++t) write(sums[s * kTokens + t], group + s * V::kGroups, t);
     }
 
     template <int kSpans>
     void run_tile(int group) const {
-        Floats acc[kSpans][kTileTokens];
+        Floats sums[kSpans * kTileTokens];
+        for (int s = 0; s < kSpans; ++s)
+            for (int t = 0; t < tile.n; ++t) sums[s * kTileTokens + t] = V::zero();
         for (int step = 0; step < tile.k / kQuantBlock; ++step) {
             Span spans[kSpans];
-            for (int s = 0; s < kSpans; ++s) unpack(group + s * V::kGroups, step, spans[s]);
-            const bool is_first = step == 0;
+            unpack_spans<kSpans>(group, step, spans);
             int t = 0;
             for (; t + kMaxTokens <= tile.n; t += kMaxTokens)
-                add_tokens<kSpans, kMaxTokens>(spans, input(step, t), t, is_first, acc);
-            if (tile.n - t == 3) add_tokens<kSpans, 3>(spans, input(step, t), t, is_first, acc);
-            else if (tile.n - t == 2) add_tokens<kSpans, 2>(spans, input(step, t), t, is_first, acc);
-            else if (tile.n - t == 1) add_tokens<kSpans, 1>(spans, input(step, t), t, is_first, acc);
+                add_step<kSpans, kMaxTokens, kTileTokens>(spans, input(step, t), sums + t);
+            if (tile.n - t == 3) add_step<kSpans, 3, kTileTokens>(spans, input(step, t), sums + t);
+            else if (tile.n - t == 2) add_step<kSpans, 2, kTileTokens>(spans, input(step, t), sums + t);
+            else if (tile.n - t == 1) add_step<kSpans, 1, kTileTokens>(spans, input(step, t), sums + t);
         }
         for (int s = 0; s < kSpans; ++s)
-            for (int t = 0; t < tile.n; ++t) write(acc[s][t], group + s * V::kGroups, t);
+            for (int t = 0; t < tile.n; ++t) write(sums[s * kTileTokens + t], group + s * V::kGroups, t);
     }
 
     template <int kSpans>
     int run_spans(int group, int group_end) const {
         for (; group + kSpans * V::kGroups <= group_end; group += kSpans * V::kGroups) {
-            if (tile.n == 1) run_one<kSpans>(group);
-            else run_tile<kSpans>(group);
+            switch (tile.n) {
+                case 1: run_few<kSpans, 1>(group); break;
+                case 2: run_few<kSpans, 2>(group); break;
+                case 3: run_few<kSpans, 3>(group); break;
+                case 4: run_few<kSpans, 4>(group); break;
+                default: run_tile<kSpans>(group);
+            }
         }
         return group;
     }

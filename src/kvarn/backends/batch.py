@@ -56,6 +56,18 @@ class StateSlots:
     saved_slots: Int32
 
 
+Feedback = Any  # opaque, on the device: for every row of a canvas, what the next step of its denoising reads
+
+
+@dataclass(frozen=True, slots=True)
+class Canvases:
+    """Of a model that denoises canvases of random tokens: sequence s has canvas rows from position starts[s] on, up to
+    its last row, and those before it are text. No text row comes behind a canvas one."""
+
+    starts: Int32  # (S); behind its last row where a sequence has none
+    feedback: tuple[Feedback | None, ...]  # (S) what sample() gave for the last step; None: this is the first
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step's work: S sequences, N tokens in all.
@@ -84,7 +96,9 @@ class Batch:
     keep: tuple[Keep, ...] = ()
     window_tables: Int32 | None = None  # None where the layout has no window group
     states: StateSlots | None = None  # None where no layer has one, or every sequence is computed in one piece
+    canvases: Canvases | None = None  # None where no sequence has any
     adapters: tuple[tuple[AdapterUse, ...], ...] = ()  # of each sequence, in the order they are added; (): none has any
+    inputs: Float32 | None = None  # (N, 2 x width)  an embedding, then a state; for InputEmbedding.joined only
 
 
 def chosen_token(row: int) -> int:
@@ -142,6 +156,9 @@ class SampleRows:
     num_top: int = 0
     want_logprobs: bool = False  # otherwise a backend may leave logprobs and entropy at 0
     partners: Int32 | None = None
+    canvas_starts: Int32 | None = (
+        None  # (C + 1): rows canvas_starts[i] .. canvas_starts[i + 1] are a canvas; None: none
+    )
     unused_mask: UInt32 | None = None  # of sample_later(): ids that are never chosen, also in rows without a mask
 
     def with_unused_masked(self) -> SampleRows:
@@ -154,6 +171,18 @@ class SampleRows:
 
 
 @dataclass(frozen=True, slots=True)
+class CanvasScores:
+    """Of the rows of a canvas: p = softmax(logits / temperature) after mask, bias and penalties, before top_k.
+
+    feedback: the sum of p * token_embd * embedding scale over the vocabulary, for each row; as Canvases takes it.
+    """
+
+    best_ids: Int32  # (rows) of the largest p, ties to the lower id
+    entropy: Float32  # (rows) of p, nats
+    feedback: Feedback
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """Log-probabilities are of the plain softmax of the logits, before bias, penalties and temperature."""
 
@@ -163,6 +192,7 @@ class Sampled:
     top_ids: Int32  # (rows, num_top), most probable first, ties to the lower id
     top_logprobs: Float32  # (rows, num_top)
     late: tuple[int, ...] = ()  # rows of sample_later() settled when it was read: the next batch had another token
+    canvases: tuple[CanvasScores, ...] = ()  # as SampleRows.canvas_starts asks for
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,9 @@ class FakeBackend:
     def write_block(self, block_id: int, content: npt.NDArray[np.uint8]) -> None:
         self._cache[block_id] = content.view(np.int32)
 
+    def populate_blocks(self, count: int) -> None:
+        """Do nothing: all is filled from the start."""
+
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         (self._windows if group else self._cache)[list(block_ids)] = -1
 

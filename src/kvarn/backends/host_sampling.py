@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.backends.batch import NO_TOKEN, Float32, Int32, Sampled, SampleRows, Scored
-from kvarn.sampling.sampler import choose
+from kvarn.backends.batch import (
+    NO_TOKEN,
+    CanvasScores,
+    Float32,
+    Int32,
+    RowSampling,
+    Sampled,
+    SampleRows,
+    Scored,
+)
+from kvarn.sampling.sampler import apply_penalties, choose
 
 LogitsOf = Callable[[Int32], Float32]  # output rows -> (rows, vocabulary)
+
+MeanOf = Callable[[Float32], Float32]  # probabilities (vocabulary) -> the mean embedding (width)
 
 LOGIT_ROWS = 64  # of logits: rows x vocabulary never exists as one array
 
 
-def sample_rows(logits_of: LogitsOf, rows: SampleRows) -> Sampled:
-    """Choose one token for each row."""
+def sample_rows(logits_of: LogitsOf, rows: SampleRows, mean_of: MeanOf | None = None) -> Sampled:
+    """Choose one token for each row. mean_of: where rows may be those of canvases."""
     chosen = np.zeros(len(rows.rows), np.int32)
     entropy = np.zeros(len(rows.rows), np.float32)
     scores = _Scores(len(rows.rows), rows.num_top)
@@ -27,7 +39,30 @@ def sample_rows(logits_of: LogitsOf, rows: SampleRows) -> Sampled:
             logprobs = log_softmax(logits)
             entropy[i] = -np.sum(np.exp(logprobs) * logprobs)
             scores.put(i, logprobs, int(chosen[i]))
-    return Sampled(chosen, scores.logprobs, entropy, scores.top_ids, scores.top_logprobs)
+    canvases = () if mean_of is None else canvas_scores(logits_of, rows, mean_of)
+    return Sampled(chosen, scores.logprobs, entropy, scores.top_ids, scores.top_logprobs, canvases=canvases)
+
+
+def canvas_scores(logits_of: LogitsOf, rows: SampleRows, mean_of: MeanOf) -> tuple[CanvasScores, ...]:
+    """Of the canvases that the rows form; zeros where the logits are not finite."""
+    starts = [] if rows.canvas_starts is None else rows.canvas_starts.tolist()
+    found = []
+    for first, end in pairwise(starts):
+        scored = [_canvas_row(logits_of(rows.rows[i : i + 1])[0], rows.params[i], mean_of) for i in range(first, end)]
+        ids, entropy, means = zip(*scored, strict=True)
+        found.append(CanvasScores(np.array(ids, np.int32), np.array(entropy, np.float32), np.stack(means)))
+    return tuple(found)
+
+
+def _canvas_row(logits: Float32, row: RowSampling, mean_of: MeanOf) -> tuple[int, float, Float32]:
+    if not np.isfinite(logits).all():
+        return NO_TOKEN, 0.0, np.zeros_like(mean_of(np.zeros_like(logits)))
+    with np.errstate(over="ignore"):
+        logits = apply_penalties(logits, row) / np.float32(row.temperature)
+    logprobs = log_softmax(logits)
+    p = np.exp(logprobs)
+    entropy = -np.sum(p * np.where(p > 0, logprobs, 0))
+    return int(np.argmax(logits)), float(entropy), mean_of(p.astype(np.float32))
 
 
 def score_rows(logits_of: LogitsOf, targets: npt.NDArray[np.int32], num_top: int) -> Scored:

@@ -79,6 +79,13 @@ class AdaptingBackend(Backend, Protocol):
         """Pack an adapter of the loaded model: the handle of its AdapterUse. Any thread may call it at any time."""
 
 
+class JoiningBackend(Backend, Protocol):
+    """Computes layers that predict further tokens from states: see kvarn.models.architectures.draft_layer."""
+
+    def embed_tokens(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Their rows of the embedding, scaled, (tokens, width): the first half of Batch.inputs."""
+
+
 class LaunchingBackend(Backend, Protocol):
     """Computes while the host goes on: a batch may have tokens that the last one chose and nobody has read."""
 
@@ -101,3 +108,6 @@ class BlockBytesBackend(Protocol):
 
     def write_block(self, block_id: int, content: npt.NDArray[np.uint8]) -> None:
         """Put back what read_block gave, in any block."""
+
+    def populate_blocks(self, count: int) -> None:
+        """Have the system back the first blocks with memory before they are written. Any thread may call it."""

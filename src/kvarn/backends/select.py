@@ -50,6 +50,18 @@ def device_memory(config: EngineConfig) -> MemoryAvailable:
     return available_memory()
 
 
+def memory_remedies(config: EngineConfig) -> list[str]:
+    """Options with which a device would hold a model that does not fit, the cheapest first."""
+    if not is_gpu(config):
+        return []
+    remedies = ['set gpu_weights="packed"'] if config.gpu_weights == "bf16" else []
+    if kv_dtype(config) != "fp8":
+        remedies.append('set kv_dtype="fp8"')
+    num_gpus = importlib.import_module("kvarn.backends.torch.device").num_gpus()
+    here = f"{num_gpus} GPUs are here" if num_gpus > 1 else "one GPU is here"
+    return [*remedies, f"set tensor_parallel={2 * config.tensor_parallel} ({here})"]
+
+
 def block_size(config: EngineConfig) -> int:
     """Tokens per KV block: what is asked for, else what the backend is fastest with."""
     if config.block_size is not None:
@@ -131,6 +143,17 @@ def _torch_devices(config: EngineConfig) -> list[Any]:
 def is_gpu(config: EngineConfig) -> bool:
     """Whether the model computes on an NVIDIA GPU."""
     return config.backend in TORCH_BACKENDS and bool(_torch_devices(config)[0].kind == "cuda")
+
+
+def worker_devices(config: EngineConfig, number: int) -> list[str] | None:
+    """A GPU for each of several processes, the first where one has several; None: they share the CPU."""
+    if config.backend not in TORCH_BACKENDS or config.device == "cpu" or not is_gpu(config):
+        return None
+    if config.device is not None:
+        raise ConfigError(f'device is "{config.device}", which {number} workers cannot all have; leave it out')
+    module = importlib.import_module("kvarn.backends.torch.device")
+    devices = module.choose_devices(config.backend, None, number * config.num_ranks)
+    return [f"cuda:{one.torch_device.index or 0}" for one in devices[:: config.num_ranks]]
 
 
 def _torch_memory(config: EngineConfig) -> MemoryAvailable:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from kvarn.adapters.weights import LoraWeights
 from kvarn.backends.adapted import head_adapters, with_head_adapters
-from kvarn.backends.batch import Batch, BlockCopy, Float32, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.batch import Batch, BlockCopy, CanvasScores, Float32, KVLayout, Sampled, SampleRows, Scored
 from kvarn.backends.code_hash import code_hash
 from kvarn.backends.native import _native
 from kvarn.backends.native.adapters import pack_adapter
@@ -36,21 +37,25 @@ class NativeBackend:
     runs_ahead = False
     lost = None
 
-    def __init__(self, threads: int, isa: str | None = None) -> None:
+    def __init__(self, threads: int, isa: str | None = None, *, is_timed: bool = False) -> None:
         if isa and isa not in _native.isa_names():
             raise ConfigError(f"isa is {isa!r}; this machine and build have {', '.join(_native.isa_names())}")
         if not 1 <= threads <= MAX_THREADS:
             raise ConfigError(f"threads is {threads}; give 1 to {MAX_THREADS}")
-        self._team = _native.ThreadTeam(threads)  # of the one pool of the process
+        self._team = _native.ThreadTeam(threads, is_timed)  # of the one pool of the process
         self._isa = isa or ""
         self._model: _native.Model | None = None
-        self._width = self._vocab_size = self._block_bytes = 0
+        self._width = self._vocab_size = 0
         self._has_quants = False
 
     @property
     def progress(self) -> int:
         """Changes with every task of its threads."""
         return self._team.progress
+
+    def ticks(self) -> tuple[int, int, dict[str, tuple[int, int]]]:
+        """Of a timed backend, so far: in parallel regions, in their tasks, and calls and ticks of each kernel."""
+        return *self._team.region_ticks(), _native.kernel_ticks()
 
     @property
     def isa(self) -> str:
@@ -65,6 +70,7 @@ class NativeBackend:
     def unsupported(self, spec: ModelSpec) -> list[str]:
         """Name the fields of spec the core cannot run."""
         norms = {"embedding.norm": spec.embedding.norm, "output_norm": spec.output_norm}
+        norms["embedding.joined"] = spec.embedding.joined
         for index, block in enumerate(spec.blocks):
             norms[f"blocks[{index}].norm"] = block.norm
             norms[f"blocks[{index}].attention.qk_norm"] = getattr(block.mixer, "qk_norm", None)
@@ -113,7 +119,6 @@ class NativeBackend:
             self._core.reserve_kv(list(layout.layers), layout.dtype, num_blocks, layout.block_bytes, *windows)
             if layout.num_states:
                 self._core.reserve_states(layout.num_states)
-            self._block_bytes = layout.block_bytes
         except MemoryError:
             raise BackendError(f"the system refused {budget_bytes:,} bytes for the KV cache; set kv_bytes=") from None
         return num_blocks
@@ -126,13 +131,16 @@ class NativeBackend:
         return f"native {self.isa} {code_hash([Path(_native.__file__)])}"
 
     def num_block_bytes(self) -> int:
-        return self._block_bytes
+        return self._core.block_bytes(0).nbytes
 
     def read_block(self, block_id: int) -> npt.NDArray[np.uint8]:
         return self._core.block_bytes(block_id).copy()
 
     def write_block(self, block_id: int, content: npt.NDArray[np.uint8]) -> None:
         self._core.block_bytes(block_id)[:] = content
+
+    def populate_blocks(self, count: int) -> None:
+        self._core.populate_blocks(count)
 
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         for block_id in block_ids:
@@ -147,6 +155,11 @@ class NativeBackend:
         hidden = np.empty((len(batch.output_rows), self._width), np.float32)
         self._core.forward(batch, hidden)
         return with_head_adapters(hidden, batch)
+
+    def embed_tokens(self, token_ids: npt.NDArray[np.int32]) -> Float32:
+        rows = np.empty((len(token_ids), self._width), np.float32)
+        self._core.embed_tokens(token_ids, rows)
+        return rows
 
     def forward_from(self, first: int, batch: Batch, states: Float32) -> Float32:
         """Run the layers from `first` on. states (layers, tokens, width) is what each layer reads.
@@ -171,9 +184,11 @@ class NativeBackend:
     def sample(self, hidden: Float32, rows: SampleRows) -> Sampled:
         """Choose one token for each row."""
         count = len(rows.rows)
+        num_canvas = 0 if rows.canvas_starts is None else count  # then every row is one of a canvas
+        best_ids, means = np.empty(num_canvas, np.int32), np.empty((num_canvas, self._width), np.float32)
         sampled = Sampled(
             token_ids=np.empty(count, np.int32),
-            logprobs=np.empty(count, np.float32),
+            logprobs=np.zeros(count, np.float32),
             entropy=np.empty(count, np.float32),
             top_ids=np.zeros((count, rows.num_top), np.int32),
             top_logprobs=np.zeros((count, rows.num_top), np.float32),
@@ -190,8 +205,14 @@ class NativeBackend:
             sampled.entropy,
             sampled.top_ids,
             sampled.top_logprobs,
+            best_ids,
+            means,
         )
-        return sampled
+        if rows.canvas_starts is None:
+            return sampled
+        parts = [slice(first, end) for first, end in pairwise(rows.canvas_starts.tolist())]
+        scores = tuple([CanvasScores(best_ids[one], sampled.entropy[one], means[one].copy()) for one in parts])
+        return replace(sampled, canvases=scores)
 
     def score(self, hidden: Float32, targets: npt.NDArray[np.int32], num_top: int) -> Scored:
         """Log-probability of one given token for each row."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from kvarn.formats.weight_proxy import WeightProxy
 from kvarn.formats.weights import TensorType, WeightSource
+from kvarn.models.diffusion.uniform import UniformDiffusion
 from kvarn.models.recurrent import Recurrent, conv_channels, recurrent_of
 from kvarn.models.residual import AltUp
 from kvarn.models.spec import Attention, Block, LatentAttention, MixtureOfExperts, ModelSpec, Norm
@@ -21,9 +22,11 @@ TOKENS, TYPES = "token_embd.weight", "token_types.weight"
 
 def matrix_names(spec: ModelSpec) -> Iterator[str]:
     """Names of the matrices, in the order they are used."""
-    yield "token_embd.weight"
+    yield "token_embd.weight" if spec.embedding.joined is None else "eh_proj.weight"
     if spec.embedding.per_layer is not None:
         yield from ("per_layer_token_embd.weight", "per_layer_model_proj.weight")
+    if isinstance(spec.generation, UniformDiffusion):
+        yield from ("self_cond_gate.weight", "self_cond_up.weight", "self_cond_down.weight")
     if spec.altup is not None:
         yield from ("altup_proj.weight", "altup_unembd_proj.weight")
     for index, block in enumerate(spec.blocks):
@@ -40,8 +43,12 @@ def vector_names(spec: ModelSpec) -> Iterator[tuple[str, int]]:
     if spec.embedding.token_types:
         yield "token_types.weight", spec.width
     yield from _norm("token_embd_norm", spec.embedding.norm, spec.width)
+    for name in ("enorm", "hnorm"):
+        yield from _norm(name, spec.embedding.joined, spec.width)
     if spec.embedding.per_layer is not None:
         yield from _norm("per_layer_proj_norm", spec.embedding.per_layer.norm, spec.embedding.per_layer.length)
+    if isinstance(spec.generation, UniformDiffusion):
+        yield from _norm("self_cond_pre_norm", spec.generation.norm, spec.width)
     for index, block in enumerate(spec.blocks):
         for name, size in _block_vectors(block, spec.width):
             yield f"blk.{index}.{name}", size
@@ -93,6 +100,8 @@ def _block_vectors(block: Block, width: int) -> Iterator[tuple[str, int]]:
         yield from _state_vectors(state, width)
     if block.output_scale:
         yield "layer_output_scale.weight", 1
+    if block.text_scale:
+        yield "enc_layer_output_scale.weight", 1
     if block.beside is not None:
         yield from _expert_vectors(block.beside, width)
     ffn = block.feed_forward

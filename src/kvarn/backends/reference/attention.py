@@ -114,6 +114,7 @@ class Sequence:
     shift: int = 0
     keep: tuple[Keep, ...] = ()
     window_table: Int32 | None = None  # of the layers that keep a window
+    canvas_start: int | None = None  # None: no row of it is one of a canvas
 
 
 def sequences_of(batch: Batch) -> list[Sequence]:
@@ -125,7 +126,8 @@ def sequences_of(batch: Batch) -> list[Sequence]:
         shift = 0 if batch.slot_shifts is None else int(batch.slot_shifts[i])
         keep = tuple(keep for keep in batch.keep if keep.sequence == i)
         window_table = None if batch.window_tables is None else batch.window_tables[i]
-        found.append(Sequence(rows, batch.positions[rows], int(length), table, shift, keep, window_table))
+        start = None if batch.canvases is None else int(batch.canvases.starts[i])
+        found.append(Sequence(rows, batch.positions[rows], int(length), table, shift, keep, window_table, start))
     return found
 
 
@@ -143,7 +145,7 @@ def attend(x: Float32, weights: Weights, layer: Layer, batch: Batch) -> Float32:
         else:
             assert own is not None, "only what is cached can be shared"
             keys, values = own[0][rows], own[1][rows]
-        seen = visible(sequence.positions, sequence.length, attention, sequence.shift)
+        seen = visible(sequence.positions, sequence.length, attention, sequence.shift, sequence.canvas_start)
         scores = _scores(q[rows], keys, seen, attention)
         if attention.alibi is not None:
             scores = scores - _distances(sequence, attention.alibi)
@@ -207,9 +209,15 @@ def rotate(x: Float32, positions: Int32, rope: Rope) -> Float32:
     return y
 
 
-def visible(positions: Int32, length: int, attention: Attention, shift: int = 0) -> npt.NDArray[np.bool_]:
+def visible(
+    positions: Int32, length: int, attention: Attention, shift: int = 0, canvas_start: int | None = None
+) -> npt.NDArray[np.bool_]:
     """Return which of the keys in slots 0 .. length - 1 each query sees, (queries, keys)."""
     keys, queries = np.arange(length) + shift, positions[:, None]
+    if attention.mask == "canvas" and canvas_start is not None:
+        seen = keys <= np.where(queries < canvas_start, queries, length)
+        first = np.minimum(queries, canvas_start) - (attention.window or length + 1) + 1
+        return seen & (keys >= first)
     if attention.mask == "bidirectional":
         seen = np.ones((len(positions), length), bool)
     elif attention.mask == "block_causal":

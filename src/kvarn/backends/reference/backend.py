@@ -20,6 +20,7 @@ from kvarn.backends.host_sampling import sample_rows, score_rows
 from kvarn.backends.pooling import pool_rows
 from kvarn.backends.reference.altup import correct, merge_streams, predict, scaled_active, split_streams
 from kvarn.backends.reference.attention import Layer, PagedCache, attend
+from kvarn.backends.reference.canvas import condition, output_scales
 from kvarn.backends.reference.layers import (
     Float32,
     Weights,
@@ -106,6 +107,9 @@ class ReferenceBackend:
             part[...] = content[start : start + part.nbytes].view(part.dtype).reshape(part.shape)
             start += part.nbytes
 
+    def populate_blocks(self, count: int) -> None:
+        """Do nothing: the arrays' memory is the system's affair."""
+
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         """Do nothing: the arrays stay until close, their values are never read again."""
 
@@ -120,7 +124,8 @@ class ReferenceBackend:
         """Run all rows through all blocks; the states of the output rows after the output norm."""
         spec, weights = self._loaded(), adapted_weights(self._weights, batch)
         _check_tokens(batch, spec)
-        x = embed(batch.token_ids, batch.positions, weights, spec.embedding)
+        x = self._inputs(batch, weights)
+        x = x if batch.canvases is None else condition(x, weights, spec, batch)
         parts = per_layer_parts(x, batch.token_ids, weights, spec)
         x = x if spec.altup is None else split_streams(x, weights, spec.altup)
         for layer in range(len(spec.blocks)):
@@ -130,8 +135,15 @@ class ReferenceBackend:
         x = x if spec.output_norm is None else normalise(x, weights, "output_norm", spec.output_norm)
         return with_head_adapters(x, batch)
 
+    def embed_tokens(self, token_ids: npt.NDArray[np.int32]) -> Float32:
+        return embed(token_ids, np.zeros_like(token_ids), self._weights, self._loaded().embedding)
+
     def sample(self, hidden: Float32, rows: SampleRows) -> Sampled:
-        return sample_rows(lambda wanted: self.logits(hidden[wanted]), rows)
+        return sample_rows(lambda wanted: self.logits(hidden[wanted]), rows, self._mean_embedding)
+
+    def _mean_embedding(self, p: Float32) -> Float32:
+        mean: Float32 = p @ self._weights["token_embd.weight"] * np.float32(self._loaded().embedding.scale)
+        return mean
 
     def score(self, hidden: Float32, targets: npt.NDArray[np.int32], num_top: int) -> Scored:
         return score_rows(lambda wanted: self.logits(hidden[wanted]), targets, num_top)
@@ -151,13 +163,24 @@ class ReferenceBackend:
     def close(self) -> None:
         self._spec, self._weights, self._cache, self._states = None, {}, None, []
 
+    def _inputs(self, batch: Batch, weights: Weights) -> Float32:
+        """What the first layer reads."""
+        embedding, width = self._loaded().embedding, self._loaded().width
+        if embedding.joined is None:
+            return embed(batch.token_ids, batch.positions, weights, embedding)
+        assert batch.inputs is not None, "rows that are joined come with the batch"
+        tokens = normalise(batch.inputs[:, :width], weights, "enorm", embedding.joined)
+        states = normalise(batch.inputs[:, width:], weights, "hnorm", embedding.joined)
+        joined: Float32 = np.concatenate([tokens, states], axis=1) @ weights["eh_proj.weight"].T
+        return joined
+
     def _block(self, x: Float32, weights: Weights, layer: int, part: Float32, batch: Batch) -> Float32:
         spec, stem = self._loaded(), f"blk.{layer}"
         block, altup = spec.blocks[layer], spec.altup
         if altup is None:
             x = self._sublayers(x, weights, layer, batch)
             x = x + per_layer_input(x, part, weights, stem, block)
-            return x * weights[f"{stem}.layer_output_scale.weight"] if block.output_scale else x
+            return x * output_scales(weights, stem, batch, block) if block.output_scale else x
         guessed = predict(x, weights, stem, altup)
         computed = self._sublayers(guessed[:, altup.active], weights, layer, batch)
         x = correct(guessed, computed, weights, stem, altup)

@@ -51,6 +51,8 @@ def activate(x: Float32, activation: Activation) -> Float32:
         y = x / (1 + _exp(-x))
     elif activation == "gelu":
         y = x * (1 + _erf(x / math.sqrt(2)).astype(np.float32)) / 2
+    elif activation == "relu":
+        y = np.maximum(x, np.float32(0))
     elif activation == "relu2":
         y = np.maximum(x, np.float32(0)) ** 2
     else:
