@@ -31,7 +31,14 @@ from kvarn.backends.torch.cuda.matmul import Epilogue
 from kvarn.backends.torch.cuda.quantized.matmuls import TILINGS, QuantizedMatmuls
 from kvarn.backends.torch.cuda.quantized.matmuls import tilings as listed
 from kvarn.backends.torch.cuda.quantized.pack import PACKINGS, QuantizedMatrix, pack, stack
-from kvarn.backends.torch.cuda.quantized.products import PackedTiling, PieceSums, multiply_packed, values, write_values
+from kvarn.backends.torch.cuda.quantized.products import (
+    ONE_ROW_TILINGS,
+    AnyTiling,
+    PieceSums,
+    multiply_any,
+    values,
+    write_values,
+)
 from kvarn.backends.torch.dequantize import dequantize
 from kvarn.bench.synthetic import SCALES
 from kvarn.formats.weights import TensorType as T
@@ -69,19 +76,19 @@ def stored(type: T, columns: int, depth: int, seed: int = 0) -> Tensor:
     return blocks.view(-1)
 
 
-def tilings(case: Case, rows: int) -> list[PackedTiling]:
+def tilings(case: Case, rows: int) -> list[AnyTiling]:
     type, columns, depth, epilogue, _ = case
     matrix = pack(stored(type, 256, depth), type, (256, depth))
     return listed(rows, replace(matrix, shape=(columns, depth)), epilogue)
 
 
-def compile_one(job: tuple[T, PackedTiling, int, torch.dtype]) -> None:
+def compile_one(job: tuple[T, AnyTiling, int, torch.dtype]) -> None:
     """In another process: what it leaves is in Triton's cache on disk."""
     type, tiling, epilogue, dtype = job
     matrix = pack(stored(type, 512, 4096), type, (512, 4096))
     x = torch.zeros(16, 4096, dtype=BF16, device="cuda")
     out = torch.zeros(16, 256 if epilogue == GATED else 512, dtype=dtype, device="cuda")
-    multiply_packed(x, matrix, out, Epilogue(epilogue), tiling, PieceSums.new(x.device))
+    multiply_any(x, matrix, out, Epilogue(epilogue), tiling, PieceSums.new(x.device))
 
 
 def compile_all(cases: tuple[Case, ...]) -> None:
@@ -122,7 +129,8 @@ def check_type(job: tuple[T, int]) -> dict[str, str]:
         found[f"{name} lookup"] = "" if torch.equal(looked_up, packed[ids]) else "differs"
         matmuls, scratch = QuantizedMatmuls(), PieceSums.new(raw.device)
         parts = QuantizedMatrix(tuple(stack([matrix, dense.to(BF16), matrix])), BF16)
-        picks = [one for some in TILINGS.values() for one in some[: 9 if is_first else 2]]
+        listed = (*TILINGS.values(), ONE_ROW_TILINGS)
+        picks = [one for some in listed for one in (some if is_first else (*some[:2], *some[-7::3]))]
         for rows in (1, 8, 16, 33, 100, 300):
             x = torch.randn(rows, depth, device="cuda").to(BF16)
             held = torch.randn(rows, columns // 2 if epilogue is GATED else columns, device="cuda").to(dtype)
@@ -131,7 +139,7 @@ def check_type(job: tuple[T, int]) -> dict[str, str]:
                 one
                 for one in picks
                 if one.fits(matrix, epilogue, rows)
-                and not torch.equal(multiply_packed(x, matrix, held.clone(), epilogue, one, scratch), want)
+                and not torch.equal(multiply_any(x, matrix, held.clone(), epilogue, one, scratch), want)
             ]
             found[f"{name} {rows} rows"] = str(bad) if bad else ""
             if epilogue is STORE:
@@ -154,11 +162,11 @@ def time_case(case: Case, buckets: tuple[int, ...]) -> None:
         x = torch.randn(rows, depth, device="cuda").to(BF16)
         out = torch.zeros(rows, columns // 2 if epilogue is GATED else columns, dtype=dtype, device="cuda")
 
-        def time_us(pick: PackedTiling | None, x: Tensor = x, out: Tensor = out) -> float:
+        def time_us(pick: AnyTiling | None, x: Tensor = x, out: Tensor = out) -> float:
             calls = [matrices[index % copies] for index in range(CALLS)]
             return replay_us(lambda: [matmuls._compute(pick, x, one, out, epilogue) for one in calls]) / CALLS
 
-        picks: list[PackedTiling | None] = [*tilings(case, rows)] if rows <= 256 else []
+        picks: list[AnyTiling | None] = [*tilings(case, rows)] if rows <= 256 else []
         picks += [None] if rows >= 128 else []
         found = sorted((round(time_us(pick), 1), str(pick and tuple(getattr(pick, f) for f in pick.__slots__)))
                        for pick in picks)  # fmt: skip

@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--kv-dtype", default=None)
     parser.add_argument("--kv-bytes", type=int, default=12 << 30)
     parser.add_argument("--vocabulary", type=int, default=49_000)
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -118,6 +119,8 @@ def main() -> None:
         for path in [*given.model, *(Path(folder) / f"{shape}.gguf" for shape in given.shape)]:
             found[path.stem] = compare(path, given)
             print(path.stem, found[path.stem], flush=True)
+    if given.out is not None:
+        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found))
 
 

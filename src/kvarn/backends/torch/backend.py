@@ -7,10 +7,9 @@ bytes: on the CPU, and on a GPU with Triton's kernels.
 from __future__ import annotations
 
 import importlib
-import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -23,26 +22,26 @@ from kvarn.backends.batch import Batch, BlockCopy, Float32, KVLayout, Sampled, S
 from kvarn.backends.pooling import pool_rows
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.check import check_batch
+from kvarn.backends.torch.denoising.canvas import with_canvases
 from kvarn.backends.torch.denoising.confidence import Confident, asks_for_confidence, confident_rows
 from kvarn.backends.torch.device import Device, computing, on_device
-from kvarn.backends.torch.layers import Decoded, Model, Ops, StepGraphs
+from kvarn.backends.torch.layers import Decoded, Model, Ops, StepGraphs, make_model
+from kvarn.backends.torch.loading.kernels import KERNELS, is_build_failure, make_ops, needs_kernels, tell_plain
 from kvarn.backends.torch.loading.load import load_weights
 from kvarn.backends.torch.loading.reader import WeightReader
 from kvarn.backends.torch.plain import PlainOps
-from kvarn.backends.torch.rope import RopeTable
+from kvarn.backends.torch.resumable import TorchResumableForward
 from kvarn.backends.torch.sampling import Drawn, PendingSample, draw_rows, is_greedy, score_rows
 from kvarn.backends.torch.step import with_chosen
 from kvarn.backends.torch.weights import ModelWeights
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import WeightSource
-from kvarn.models.spec import Attention, LatentAttention, MaskedDiffusion, ModelSpec, Pooling
+from kvarn.models.diffusion.uniform import UniformDiffusion
+from kvarn.models.spec import MaskedDiffusion, ModelSpec, Pooling
 from kvarn.sampling.token_masks import allowed_tokens
-
-log = logging.getLogger("kvarn.backends")
 
 CHOSEN_ROWS = 4096  # tokens of one step that the next may take on the device
 GPU_PROMPT_ROWS = 256, 2048  # fewer do not take less time: launching does; the largest step captured in any case
-KERNELS = "kvarn.backends.torch.cuda"  # imports Triton, so only where there is a GPU
 
 
 class TorchBackend:
@@ -58,6 +57,7 @@ class TorchBackend:
         self._model: Model | None = None
         self._cache: DeviceCache | None = None
         self._graphs: StepGraphs | None = None
+        self._is_packed = False  # some matrix, so that only kernels read it
         self._decoded: Decoded | None = None  # of the last step, where it was a captured one
         self.runs_ahead = device.kind == "cuda"
         self._chosen = torch.zeros(CHOSEN_ROWS, dtype=torch.int32, device=device.torch_device)  # by sample_later()
@@ -66,19 +66,33 @@ class TorchBackend:
         if device.kind == "cpu":
             torch.set_num_threads(threads)
 
-    def unsupported(self, spec: ModelSpec) -> list[str]:  # noqa: ARG002 - every field has its plain operation
-        return []
+    def unsupported(self, spec: ModelSpec) -> list[str]:
+        """Every field has its plain operation; what a canvas feeds back is added up in float64."""
+        is_lacking = self.device.kind == "mps" and isinstance(spec.generation, UniformDiffusion)
+        return ["generation: canvases of random tokens"] if is_lacking else []
 
     @computing
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         self.device.use()
-        ops = self._make_ops(spec)
+        try:
+            self._load(spec, weights, progress, self._make_ops(spec))
+        except Exception as error:
+            if not is_build_failure(error):
+                raise
+            tell_plain(error)
+            self.close()
+            self._load(spec, weights, progress, self._make_ops(spec, plain=True))
+        self._cache = DeviceCache(KVLayout(1, ()), 0, self.device.torch_device)  # until one is reserved
+
+    def _load(
+        self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None, ops: Ops
+    ) -> None:
         with closing(WeightReader(weights, self.device, progress, packs=ops.reads_packed)) as reader:
             loaded = load_weights(reader, spec)
+            self._is_packed = reader.has_packed
         weights.verify_unchanged()
         self._model = self._make_model(loaded, ops)
         self._model.ops.prepare(loaded)
-        self._cache = DeviceCache(KVLayout(1, ()), 0, self.device.torch_device)  # until one is reserved
 
     @computing
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
@@ -93,8 +107,14 @@ class TorchBackend:
         max_tokens = min(self._loaded.weights.spec.context_length, num_blocks * layout.block_size)
         for rope in self._loaded.ropes:
             rope.reserve(max_tokens)
-        self._graphs = self._make_graphs(max_tokens)
-        self._warm_up(layout.block_size, num_blocks, max_tokens)
+        try:
+            self._graphs = self._make_graphs(max_tokens)
+            self._warm_up(layout.block_size, num_blocks, max_tokens)
+        except Exception as error:
+            if not is_build_failure(error):
+                raise
+            self._graphs = None
+            self._use_plain(error)
         return num_blocks
 
     @computing
@@ -118,19 +138,29 @@ class TorchBackend:
             if self._decoded is not None:
                 self.progress += 1
                 return self._decoded.hidden
-        passage = TorchResumableForward(self, batch)
+        passage = self.begin(batch)
         while (hidden := passage.run_next()) is None:
             pass
         return hidden
 
     def begin(self, batch: Batch) -> TorchResumableForward:
-        return TorchResumableForward(self, batch)
+        self.device.use()
+        model, cache = self._loaded, self._paged
+        check_batch(batch, model.weights.spec, cache, self._num_chosen)
+        for rope in model.ropes:
+            rope.reserve(int(batch.positions.max(initial=0)) + 1)
+        step = with_chosen(model.make_step(batch, cache), self._chosen)
+        return TorchResumableForward(model, step, cache, on_layer=self._count_layer, synchronise=self.synchronise)
+
+    def _count_layer(self) -> None:
+        self.progress += 1
 
     @computing
     def sample(self, hidden: Tensor, rows: SampleRows) -> Sampled:
         if self.device.kind == "mps":  # has no float64
             return host_sampling.sample_rows(lambda wanted: self.logits(hidden[wanted]), rows.with_unused_masked())
-        return self._pending(self._draw(hidden, rows), hidden, rows).read()
+        sampled = self._pending(self._draw(hidden, rows), hidden, rows).read()
+        return with_canvases(sampled, lambda some: self._logits(hidden[some]), self._loaded.embed_ids, rows)
 
     @computing
     def sample_later(self, hidden: Tensor, rows: SampleRows) -> Callable[[], Sampled]:
@@ -206,22 +236,17 @@ class TorchBackend:
         return self._loaded.logits(hidden)
 
     def _make_model(self, weights: ModelWeights, ops: Ops) -> Model:
-        mixers = [block.mixer for block in weights.spec.blocks]
-        by_layer = [mixer.rope if isinstance(mixer, Attention | LatentAttention) else None for mixer in mixers]
-        tables = {rope: RopeTable(rope, self.device.torch_device) for rope in by_layer if rope is not None}
-        block_ropes = tuple(None if rope is None else tables[rope] for rope in by_layer)
-        return Model(weights, tuple(tables.values()), block_ropes, ops)
+        return make_model(weights, ops, self.device.torch_device)
 
-    def _make_ops(self, spec: ModelSpec) -> Ops:
-        """The GPU's kernels where they are to be had, and plain operations everywhere else."""
-        if self.device.kind != "cuda":
-            return PlainOps()
-        try:
-            module = importlib.import_module(f"{KERNELS}.ops")
-        except ImportError as error:
-            log.warning("no Triton kernels for this GPU (%s): slower, and bytes depend on the batch", error)
-            return PlainOps()
-        return cast(Ops, module.CudaOps(spec))
+    def _make_ops(self, spec: ModelSpec, *, plain: bool = False) -> Ops:
+        return PlainOps() if plain else make_ops(spec, self.device)
+
+    def _use_plain(self, error: Exception) -> None:
+        """The same weights with plain operations, once a kernel was missing that they could do without."""
+        if self._is_packed:
+            raise needs_kernels(error) from error
+        tell_plain(error)
+        self._model = replace(self._loaded, ops=self._make_ops(self._loaded.weights.spec, plain=True))
 
     def _make_graphs(self, max_tokens: int) -> StepGraphs | None:
         """Captured decode steps, where no operation waits for the device."""
@@ -253,46 +278,6 @@ class TorchBackend:
         if self._cache is None:
             raise BackendError("no cache is reserved; call reserve_kv first")
         return self._cache
-
-
-class TorchResumableForward:
-    """A forward pass, one layer after the other."""
-
-    def __init__(self, backend: TorchBackend, batch: Batch) -> None:
-        self._backend = backend
-        backend.device.use()
-        self._model, self._cache = backend._loaded, backend._paged
-        check_batch(batch, self._model.weights.spec, self._cache, backend._num_chosen)
-        for rope in self._model.ropes:
-            rope.reserve(int(batch.positions.max(initial=0)) + 1)
-        self._step = with_chosen(self._model.make_step(batch, self._cache), backend._chosen)
-        self._x: Tensor | None = None
-        self._layer = 0
-        self.piece_s = 0.0
-
-    @computing
-    def advance(self, seconds: float) -> Tensor | None:
-        """Run layers for about that long, at least one."""
-        started = time.perf_counter()
-        while True:
-            begun = time.perf_counter()
-            hidden = self.run_next()
-            self._backend.synchronise()
-            now = time.perf_counter()
-            self.piece_s = max(self.piece_s, now - begun)
-            if hidden is not None or now - started >= seconds:
-                return hidden
-
-    def run_next(self) -> Tensor | None:
-        """One more layer; the hidden states after the last."""
-        model, step = self._model, self._step
-        x = model.enter(step) if self._x is None else self._x
-        if self._layer < len(model.weights.blocks):
-            x = model.run_block(x, self._layer, step, self._cache)
-            self._layer += 1
-            self._backend.progress += 1
-        self._x = x
-        return model.finish(x, step) if self._layer == len(model.weights.blocks) else None
 
 
 def _on_host(values: Tensor) -> Float32:

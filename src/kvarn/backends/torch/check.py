@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvarn.backends.batch import Batch, Int32, Keep, StateSlots, chosen_token
+from kvarn.backends.batch import Batch, Canvases, Int32, Keep, StateSlots, chosen_token
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.models.recurrent import attentions
 from kvarn.models.spec import ModelSpec
@@ -32,6 +32,8 @@ def check_batch(batch: Batch, spec: ModelSpec, cache: DeviceCache, num_chosen: i
     if spec.embedding.positions is not None:
         limit = spec.embedding.positions
         _require(_within(batch.positions, limit), f"positions must be 0 .. {limit - 1}")
+    if batch.canvases is not None:
+        _check_canvases(batch, batch.canvases, spec.width)
     for keep in batch.keep:
         _check_keep(batch, keep, cache)
     if batch.block_tables.shape[1]:
@@ -40,6 +42,14 @@ def check_batch(batch: Batch, spec: ModelSpec, cache: DeviceCache, num_chosen: i
             _check_windows(batch, spec, cache)
     if batch.states is not None and cache.states:
         _check_states(batch, batch.states, len(cache.states[0]))
+
+
+def _check_canvases(batch: Batch, canvases: Canvases, width: int) -> None:
+    count = len(batch.context_lens)
+    _require(len(canvases.starts) == len(canvases.feedback) == count, "canvases and sequences do not fit together")
+    num_rows = np.clip(batch.positions[batch.row_starts[1:] - 1] + 1 - canvases.starts, 0, np.diff(batch.row_starts))
+    for one, rows in zip(canvases.feedback, num_rows.tolist(), strict=True):
+        _require(one is None or tuple(one.shape) == (rows, width), "what is fed back does not fit its canvas")
 
 
 def _check_tables(batch: Batch, cache: DeviceCache) -> None:

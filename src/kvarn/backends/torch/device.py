@@ -133,6 +133,11 @@ def driver_version() -> str:
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
+def num_gpus() -> int:
+    """NVIDIA GPUs that torch sees."""
+    return torch.cuda.device_count()
+
+
 def choose_device(name: str, device: str | None = None) -> Device:
     """Choose the device for the backend's name: torch takes what is there, cuda and mps insist."""
     return choose_devices(name, device, 1)[0]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
+from kvarn.backends.torch.denoising.canvas import condition, make_canvas_rows
 from kvarn.backends.torch.denoising.confidence import Confident
 from kvarn.backends.torch.elementwise import sigmoid, tanh
 from kvarn.backends.torch.mixers.mla import attend_latent
@@ -26,7 +28,7 @@ from kvarn.backends.torch.weights import (
     NormWeights,
     StateSpaceWeights,
 )
-from kvarn.models.spec import FeedForward, MixtureOfExperts
+from kvarn.models.spec import Attention, FeedForward, LatentAttention, MixtureOfExperts
 from kvarn.models.state_layers import NoMixer
 
 
@@ -68,6 +70,11 @@ class Ops(Protocol):
         self, qkv: Tensor, block: BlockWeights, rope: RopeTable | None, step: Step, cache: DeviceCache
     ) -> Tensor: ...
 
+    def attend_latent(
+        self, x: Tensor, block: BlockWeights, rope: RopeTable | None, step: Step, cache: DeviceCache, /
+    ) -> Tensor | None:
+        """Latent attention from a layer's input to what its output projection reads; None where no kernel has it."""
+
     def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
         """What a recurrent layer's output projection reads; states (slots, floats), None: nothing is kept."""
 
@@ -108,6 +115,9 @@ class Model:
         """Bring a batch to the device."""
         multiple = self.ops.row_multiple(len(batch.token_ids))
         step = make_step(batch, cache.block_size, multiple, self.ops.plan(batch, cache))
+        if batch.canvases is not None:
+            width, device = self.weights.spec.width, step.token_ids.device
+            step = replace(step, canvas=make_canvas_rows(batch, len(step.token_ids), width, device))
         if not any(cache.windowed) or step.slots is None:
             return step
         windows = of_windows(batch)
@@ -130,9 +140,15 @@ class Model:
             x = self.ops.normalise(x, weights.embedding_norm)
         return x.to(dtype)
 
+    def embed_ids(self, token_ids: Tensor) -> Tensor:
+        """Rows of the embedding in float32, times its scale."""
+        return self.ops.lookup(self.weights.tokens, token_ids).float() * self.weights.spec.embedding.scale
+
     def enter(self, step: Step) -> Tensor:
         """What the first layer reads: the tokens, or several streams of them."""
-        x, streams = self.embed(step), self.weights.streams
+        x, streams, canvas = self.embed(step), self.weights.streams, self.weights.canvas
+        if step.canvas is not None and canvas is not None:
+            x = condition(x, step.canvas, canvas, self.ops)
         return x if streams is None else split_streams(x, streams[0], self.ops)
 
     def run_block(self, x: Tensor, index: int, step: Step, cache: DeviceCache) -> Tensor:
@@ -141,7 +157,7 @@ class Model:
         if altup is None or block.altup is None:
             x = self._run_sublayers(x, index, step, cache)
             x = x if block.per_layer is None else x + self._own_input(x, index, step)
-            return x if block.output_scale is None else (x * block.output_scale).to(x.dtype)
+            return x if block.output_scale is None else (x * _output_scale(block, step)).to(x.dtype)
         guessed = predict(x, altup, block.altup, self.ops)
         computed = self._run_sublayers(guessed[:, altup.active].contiguous(), index, step, cache)
         x = correct(guessed, computed, altup, block.altup, self.ops)
@@ -159,7 +175,9 @@ class Model:
         if block.recurrent is not None and block.spec.state is None:
             return ops.recur(x, block, step, cache.states[index] if cache.states else None)
         if block.latent is not None:
-            return attend_latent(x, block, RowOps(ops.linear, ops.normalise), step, cache, rope=rope)
+            found = ops.attend_latent(x, block, rope, step, cache)
+            own_ops = RowOps(ops.linear, ops.normalise)
+            return attend_latent(x, block, own_ops, step, cache, rope=rope) if found is None else found
         source = block.attention.kv_source
         own = step if step.slots is None else step.of_layer(cache.windowed[index if source is None else source])
         found = ops.attend(ops.linear(x, block.qkv), block, rope, own, cache)
@@ -238,3 +256,22 @@ class Model:
         assert isinstance(ffn, FeedForward), "only experts have expert weights"
         hidden = self.ops.linear_activate(x, weights.gate_up, ffn)
         return self.ops.linear(hidden, weights.down)
+
+
+def make_model(weights: ModelWeights, ops: Ops, device: torch.device) -> Model:
+    """A model with the tables of its ropes."""
+    mixers = [block.mixer for block in weights.spec.blocks]
+    by_layer = [mixer.rope if isinstance(mixer, Attention | LatentAttention) else None for mixer in mixers]
+    tables = {rope: RopeTable(rope, device) for rope in by_layer if rope is not None}
+    block_ropes = tuple(None if rope is None else tables[rope] for rope in by_layer)
+    return Model(weights, tuple(tables.values()), block_ropes, ops)
+
+
+def _output_scale(block: BlockWeights, step: Step) -> Tensor:
+    """What rows are multiplied by behind a layer, (1), or (rows, 1)."""
+    assert block.output_scale is not None, "only layers that have a factor come here"
+    if block.text_scale is None:
+        return block.output_scale
+    if step.canvas is None:
+        return block.text_scale
+    return torch.where(step.canvas.is_canvas, block.output_scale, block.text_scale)

@@ -135,6 +135,12 @@ class PlainOps:
         x = x if rope is None else rope.rotate(x, positions)
         return normalised(x) if attention.qk_norm_after_rope else x
 
+    def attend_latent(
+        self, _x: Tensor, _block: BlockWeights, _rope: RopeTable | None, _step: Step, _cache: DeviceCache, /
+    ) -> Tensor | None:
+        """No kernel here: mixers.mla computes it."""
+        return None
+
     def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
         return recur(x, block, RowOps(self.linear, self.normalise), step.batch, states)
 
@@ -240,7 +246,7 @@ def attend_tiles(
             scores = attention.softcap * tanh(scores / attention.softcap)
         if attention.alibi is not None:
             scores = scores - _distances(attention.alibi, piece, tiles, group)
-        seen = piece.visible(attention, tiles.positions)[:, None, :, None, :].expand(-1, 1, -1, group, -1)
+        seen = piece.visible(attention, tiles)[:, None, :, None, :].expand(-1, 1, -1, group, -1)
         scores = scores.masked_fill(~seen.reshape(len(at), 1, TILE * group, PIECE), -math.inf)
         top = torch.maximum(largest[at], scores.amax(dim=-1))
         base = torch.where(top == -math.inf, 0.0, top)
@@ -269,6 +275,8 @@ def _distances(slopes: tuple[float, ...], piece: Piece, tiles: Tiles, group: int
 def _activate(x: Tensor, activation: Activation) -> Tensor:
     if activation == "silu":
         return x / (1 + exp(-x))
+    if activation == "relu":
+        return torch.relu(x)
     if activation == "relu2":
         return torch.square(torch.relu(x))
     if activation == "gelu":

@@ -82,7 +82,7 @@ class PendingSample:
             for mine, theirs in zip((token_ids, *scores), (settled.token_ids, *settled.scores), strict=True):
                 mine[list(late)] = theirs.cpu().numpy()
         found, entropy, top_ids, top_logprobs = scores or _no_scores(self._rows.num_top, len(token_ids))
-        return Sampled(token_ids, found, entropy, top_ids, top_logprobs, late)
+        return Sampled(token_ids, found, entropy, top_ids, top_logprobs, late=late)
 
     def _redraw(self, late: list[int]) -> Drawn:
         rows = self._rows

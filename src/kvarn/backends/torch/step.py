@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvarn.backends.batch import Batch
+from kvarn.backends.torch.denoising.canvas import CanvasRows
 from kvarn.backends.torch.device import on_device
 from kvarn.backends.torch.mixers.recurrent import StateRows, make_state_rows
 from kvarn.models.spec import Attention
@@ -38,19 +39,30 @@ class Piece:
     is_written: Tensor  # (n, PIECE) there is such a key
     masks: dict[MaskKind, Tensor]
 
-    def visible(self, attention: Attention, query_positions: Tensor) -> Tensor:
+    def visible(self, attention: Attention, tiles: Tiles) -> Tensor:
         """Which keys each query sees, (n, TILE, PIECE); made once for all layers of one kind."""
         kind: MaskKind = (attention.mask, attention.mask_block, attention.window, attention.is_chunked)
         if kind not in self.masks:
-            self.masks[kind] = self._mask(attention, query_positions[self.tiles][:, :, None])
+            queries = tiles.positions[self.tiles][:, :, None]
+            if attention.mask == "canvas" and tiles.canvas_starts is not None:
+                self.masks[kind] = self._canvas_mask(attention, queries, tiles.canvas_starts[self.tiles][:, None, None])
+            else:
+                self.masks[kind] = self._mask(attention, queries)
         return self.masks[kind]
+
+    def _canvas_mask(self, attention: Attention, queries: Tensor, starts: Tensor) -> Tensor:
+        keys, seen = self.key_positions[:, None, :], self.is_written[:, None, :]
+        seen = seen & ((keys <= queries) | (queries >= starts))
+        if attention.window is not None:
+            seen = seen & (keys > torch.minimum(queries, starts) - attention.window)
+        return seen.expand(-1, TILE, -1)
 
     def _mask(self, attention: Attention, queries: Tensor) -> Tensor:
         keys, seen = self.key_positions[:, None, :], self.is_written[:, None, :]
         if attention.mask == "block_causal":
             assert attention.mask_block is not None, "a block_causal mask has blocks"
             seen = seen & (keys < (queries // attention.mask_block + 1) * attention.mask_block)
-        elif attention.mask == "causal":
+        elif attention.mask in ("causal", "canvas"):
             seen = seen & (keys <= queries)
         if attention.window is not None:
             reach = queries % attention.window if attention.is_chunked else attention.window - 1
@@ -66,6 +78,7 @@ class Tiles:
     positions: Tensor  # (tiles, TILE)
     place: Tensor  # (rows of the batch) where each row lies among tiles x TILE
     pieces: tuple[Piece, ...]
+    canvas_starts: Tensor | None = None  # (tiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +108,7 @@ class Step:
     output_rows: Tensor | None  # None: all
     tiles: Tiles | PagedTiles
     states: StateRows | None = None  # None: nothing is kept of recurrent layers
+    canvas: CanvasRows | None = None  # None: no row is one of a canvas
     windowed: Step | None = None  # the same with the slots and tables of the layers that keep a window
 
     def of_layer(self, is_windowed: bool) -> Step:
@@ -162,7 +176,9 @@ def make_tiles(batch: Batch, block_size: int, device: torch.device) -> Tiles:
     rows = np.maximum(rows, 0)
     positions = on_device(batch.positions.astype(np.int64)[rows], device)
     pieces = _make_pieces(batch, block_size, sequences, device)
-    return Tiles(on_device(rows, device), positions, on_device(place, device), pieces)
+    canvases = batch.canvases
+    starts = None if canvases is None else on_device(canvases.starts.astype(np.int64)[sequences], device)
+    return Tiles(on_device(rows, device), positions, on_device(place, device), pieces, starts)
 
 
 def make_paged_tiles(batch: Batch, tile: int, num_key_tiles: int, device: torch.device) -> PagedTiles:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.streams.weights import AltUpWeights, PerLayerEmbeddingWeights, PerLayerWeights
-from kvarn.models.spec import Attention, Block, ModelSpec, Norm
+from kvarn.models.spec import Attention, Block, FeedForward, ModelSpec, Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,7 @@ class BlockWeights:
     beside: ExpertWeights | None = None
     per_layer: PerLayerWeights | None = None
     output_scale: Tensor | None = None  # (1)
+    text_scale: Tensor | None = None  # (1) of rows before a canvas, instead
     laurel: tuple[Linear, Linear] | None = None  # to few columns and back
     altup: AltUpWeights | None = None
     latent: LatentWeights | None = None
@@ -134,6 +135,16 @@ class BlockWeights:
         """Whether there is a state beside it or not."""
         assert isinstance(self.spec.mixer, Attention), "only of layers that have one"
         return self.spec.mixer
+
+
+@dataclass(frozen=True, slots=True)
+class CanvasWeights:
+    """What canvas rows read of the last step."""
+
+    norm: NormWeights
+    feed_forward: FeedForward
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,4 +160,5 @@ class ModelWeights:
     output_norm: NormWeights | None
     head: Linear | None
     per_layer: PerLayerEmbeddingWeights | None = None
+    canvas: CanvasWeights | None = None
     streams: tuple[Tensor, Tensor] | None = None  # (streams - 1, width, width) each: into all streams and back

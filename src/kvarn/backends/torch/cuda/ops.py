@@ -17,12 +17,13 @@ from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda import attention as paged
 from kvarn.backends.torch.cuda import confidence, recurrent, rows
 from kvarn.backends.torch.cuda.experts import ExpertRows, run_experts
+from kvarn.backends.torch.cuda.latents import latent
 from kvarn.backends.torch.cuda.matmul import Epilogue, multiply
 from kvarn.backends.torch.cuda.pick_store import open_store
 from kvarn.backends.torch.cuda.quantized.matmuls import QuantizedMatmuls
 from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.denoising.keep import pack_kept
-from kvarn.backends.torch.mixers.recurrent import make_state_rows
+from kvarn.backends.torch.mixers.recurrent import RowOps, make_state_rows
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_paged_tiles
@@ -38,8 +39,8 @@ from kvarn.backends.torch.weights import (
     ShortConvWeights,
     StateSpaceWeights,
 )
-from kvarn.models.recurrent import attentions, latent_layers, recurrent_of
-from kvarn.models.spec import Activation, Attention, FeedForward, MixtureOfExperts, ModelSpec
+from kvarn.models.recurrent import attentions, recurrent_of
+from kvarn.models.spec import Activation, Attention, FeedForward, LatentAttention, MixtureOfExperts, ModelSpec
 from kvarn.models.state_layers import GatedDeltaNet, Mamba, Mamba2, ShortConv
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,9 @@ class CudaOps(PlainOps):
         self._attentions = frozenset(attentions(spec))
         self._group = max((one.num_heads // one.num_kv_heads for one in attentions(spec)), default=1)
         self._kv_heads = max((one.num_kv_heads for one in attentions(spec)), default=1)
+        self._latents = frozenset(one.mixer for one in spec.blocks if isinstance(one.mixer, LatentAttention))
+        groups = (one.num_heads // latent.program_heads(one) for one in self._latents)
+        self._kv_heads = max(self._kv_heads, *groups, 0)
         self._finished = torch.zeros(0, dtype=torch.int32)
         self.can_be_captured = not _lacks_kernels(spec)
         if not self.can_be_captured:
@@ -110,6 +114,11 @@ class CudaOps(PlainOps):
 
     def prompt_tile(self, num_rows: int, cache: DeviceCache) -> int:
         """Queries of one tile of prompts of so many rows in all: large ones where they still fill the device."""
+        is_narrow = cache.dtype.itemsize == 1  # products of such types have another order in other tiles: one size
+        if self._latents:
+            return 1 if is_narrow else min(latent.prompt_tile(one) for one in self._latents)
+        if is_narrow:
+            return max(1, paged.MIN_ROWS // self._group)
         large = LARGE_TILE_ROWS // self._group
         is_large = large > 0 and num_rows // large * self._kv_heads >= MAX_SPLIT and cache.dtype == torch.bfloat16
         if is_large and all(paged.Kernel(one, large, cache.block_size).is_large for one in self._attentions):
@@ -154,6 +163,19 @@ class CudaOps(PlainOps):
         parts = self._parts(tiles, kernel)
         return paged.attend(q, pair, block.sinks, tiles, step.positions, kernel, parts).view(len(q), -1)
 
+    def attend_latent(
+        self, x: Tensor, block: BlockWeights, rope: RopeTable | None, step: Step, cache: DeviceCache
+    ) -> Tensor | None:
+        mixer, tiles = block.spec.mixer, step.tiles
+        if isinstance(tiles, Tiles) or not isinstance(mixer, LatentAttention) or rope is None:
+            return None
+        kernel = latent.LatentKernel(mixer, tiles.tile, cache.block_size)
+        num_tiles, num_key_tiles, parts = len(tiles.sequences), tiles.num_key_tiles, None
+        if num_key_tiles > 1 and kernel.part_bytes(num_tiles, num_key_tiles) <= MAX_PART_BYTES:
+            parts = kernel.new_parts(num_tiles, num_key_tiles, self._finished)
+        own, (cached, _) = RowOps(self.linear, self.normalise), cache.layers[block.index]
+        return latent.attend_latent(x, block, own, rope, step, cached, kernel, parts)
+
     def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
         mixer, weights = block.spec.mixer, block.recurrent
         if isinstance(weights, StateSpaceWeights):
@@ -194,13 +216,13 @@ class CudaOps(PlainOps):
 
 
 def _lacks_kernels(spec: ModelSpec) -> bool:
-    """Whether some layer has what no kernel knows: latents, keys of other layers, norms of values, other streams,
-    chunks, scores by distance, state spaces, experts that are chosen or weighed in another way."""
+    """Whether some layer has what no kernel knows: keys of other layers, norms of values, other streams, chunks, scores
+    by distance, state spaces, experts that are chosen or weighed in another way."""
     has_inputs = spec.embedding.per_layer is not None or spec.altup is not None
     is_other = any(block.beside or isinstance(recurrent_of(block), Mamba2 | Mamba) for block in spec.blocks)
     mixtures = [block.feed_forward for block in spec.blocks if isinstance(block.feed_forward, MixtureOfExperts)]
     is_other = is_other or any(one.weighs_input or one.mixer_margin is not None or one.output_bias for one in mixtures)
-    return has_inputs or is_other or bool(latent_layers(spec)) or any(map(_lacks_kernel, attentions(spec)))
+    return has_inputs or is_other or any(map(_lacks_kernel, attentions(spec)))
 
 
 def _lacks_kernel(attention: Attention) -> bool:
@@ -230,6 +252,8 @@ def _products(weights: ModelWeights) -> Iterator[Product]:
         if block.qkv is not NOTHING:
             yield block.qkv.weight, Epilogue.STORE, dtype
             yield block.output.weight, adds if block.output.bias is None else Epilogue.STORE, dtype
+        if block.latent is not None and block.latent.q_b is not None:
+            yield block.latent.q_b.weight, Epilogue.STORE, dtype
         if isinstance(inner, FeedForwardWeights) and isinstance(ffn, FeedForward) and ffn.hidden:
             gated = Epilogue.SILU_GATED if _is_fused(inner.gate_up, ffn) else Epilogue.STORE
             yield inner.gate_up.weight, gated, dtype

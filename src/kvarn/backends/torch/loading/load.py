@@ -7,6 +7,7 @@ from kvarn.backends.torch.streams.weights import load_altup, load_per_layer, loa
 from kvarn.backends.torch.weights import (
     NOTHING,
     BlockWeights,
+    CanvasWeights,
     DeltaNetWeights,
     ExpertWeights,
     FeedForwardWeights,
@@ -17,6 +18,7 @@ from kvarn.backends.torch.weights import (
     ShortConvWeights,
     StateSpaceWeights,
 )
+from kvarn.models.diffusion.uniform import UniformDiffusion
 from kvarn.models.residual import AltUp
 from kvarn.models.spec import Attention, Block, FeedForward, LatentAttention, MixtureOfExperts, ModelSpec
 from kvarn.models.state_layers import GatedDeltaNet, Mamba, Mamba2, NoMixer, ShortConv
@@ -41,9 +43,21 @@ def load_weights(reader: WeightReader, spec: ModelSpec) -> ModelWeights:
         output_norm=reader.norm("output_norm", spec.output_norm),
         head=head,
         per_layer=load_per_layer_embedding(reader, embedding.per_layer),
+        canvas=_load_canvas(reader, spec.generation) if isinstance(spec.generation, UniformDiffusion) else None,
         streams=None
         if spec.altup is None
         else (reader.dense("altup_proj.weight"), reader.dense("altup_unembd_proj.weight")),
+    )
+
+
+def _load_canvas(reader: WeightReader, diffusion: UniformDiffusion) -> CanvasWeights:
+    norm = reader.norm("self_cond_pre_norm", diffusion.norm)
+    assert norm is not None, "what is fed back is normed"
+    return CanvasWeights(
+        norm=norm,
+        feed_forward=FeedForward(diffusion.hidden, diffusion.activation),
+        gate_up=reader.linear("self_cond_gate", "self_cond_up"),
+        down=reader.linear("self_cond_down"),
     )
 
 
@@ -76,6 +90,7 @@ def _load_block(reader: WeightReader, index: int, block: Block, altup: AltUp | N
         laurel=None if block.laurel is None else (reader.linear(f"{stem}.laurel_l"), reader.linear(f"{stem}.laurel_r")),
         altup=load_altup(reader, stem, altup),
         output_scale=reader.vector(f"{stem}.layer_output_scale.weight") if block.output_scale else None,
+        text_scale=reader.vector(f"{stem}.enc_layer_output_scale.weight") if block.text_scale else None,
         recurrent=None if block.state is None else _load_state_space(reader, stem, block.state),
     )
 

@@ -32,6 +32,7 @@ class WeightReader:
         self._progress = progress
         self._total = sum(info.num_bytes for info in self._source.tensors.values())
         self._done = 0
+        self.has_packed = False
         self._staging = Staging(device.torch_device) if device.kind == "cuda" else None
 
     def close(self) -> None:
@@ -81,6 +82,7 @@ class WeightReader:
             return self._read(name, self._device.dtype)
         columns, depth = info.shape
         packed = pack(self._raw(name), info.type, (columns, depth))
+        self.has_packed = True
         self._finish(name)
         return packed
 

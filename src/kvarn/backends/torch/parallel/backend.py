@@ -17,11 +17,11 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch, BlockCopy, Float32, KVLayout, Sampled, SampleRows, Scored
 from kvarn.backends.resumable_forward import ResumableForward, SingleShotForward
-from kvarn.backends.torch.backend import TorchResumableForward
 from kvarn.backends.torch.device import Device
 from kvarn.backends.torch.parallel.rank import RankBackend
 from kvarn.backends.torch.parallel.shards import ParallelShape, check_divides
 from kvarn.backends.torch.parallel.workers import World
+from kvarn.backends.torch.resumable import TorchResumableForward
 from kvarn.errors import ConfigError, DeviceLost, ModelError
 from kvarn.formats.weights import WeightSource
 from kvarn.models.spec import Attention, Block, ModelSpec, Pooling

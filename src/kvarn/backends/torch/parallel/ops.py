@@ -90,6 +90,11 @@ class ShardedOps:
     ) -> Tensor:
         return self._inner.attend(qkv, block, rope, step, cache)
 
+    def attend_latent(
+        self, x: Tensor, block: BlockWeights, rope: RopeTable | None, step: Step, cache: DeviceCache
+    ) -> Tensor | None:
+        return self._inner.attend_latent(x, block, rope, step, cache)
+
     def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
         return self._inner.recur(x, block, step, states)
 

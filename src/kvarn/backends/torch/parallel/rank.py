@@ -96,8 +96,8 @@ class RankBackend(TorchBackend):
         with self._with_stage(len(hidden)):
             return super()._logits(self._ranks.tensor.broadcast(hidden.contiguous()))
 
-    def _make_ops(self, spec: ModelSpec) -> Ops:
-        inner, whole = super()._make_ops(spec), self._whole
+    def _make_ops(self, spec: ModelSpec, *, plain: bool = False) -> Ops:
+        inner, whole = super()._make_ops(spec, plain=plain), self._whole
         assert isinstance(inner, PlainOps), "every table of operations rests on the plain one"
         assert whole is not None, "a model is being loaded"
         return ShardedOps(inner, self._ranks, whole)

@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 import torch
 
 from kvarn.backends.batch import Batch
-from kvarn.backends.torch.backend import TorchResumableForward
 from kvarn.backends.torch.parallel.groups import connect
 from kvarn.backends.torch.parallel.rank import RankBackend
 from kvarn.backends.torch.parallel.workers import RankSetup
+from kvarn.backends.torch.resumable import TorchResumableForward
 from kvarn.formats.open import open_weights
 from kvarn.models.describe import describe
 from kvarn.models.spec import ModelSpec

@@ -22,19 +22,22 @@ from kvarn.backends.torch.cuda.matmul import Epilogue
 from kvarn.backends.torch.cuda.pick_store import PickStore, Stored
 from kvarn.backends.torch.cuda.quantized.pack import PackedMatrix, QuantizedMatrix
 from kvarn.backends.torch.cuda.quantized.products import (
+    ONE_ROW_TILINGS,
+    AnyTiling,
     PackedTiling,
     PieceSums,
     compile_products,
-    multiply_packed,
+    multiply_any,
     multiply_values,
     write_values,
 )
 
 SCRATCH_VALUES = 1 << 27  # of a matrix at a time; larger ones are multiplied in parts
 MIN_VALUES_ROWS, MAX_PACKED_ROWS = 96, 256  # between them it is found by time whether values are written first
-REFINED_ROWS, SAME_ROWS = 1, (4, 8)  # steps of one row in which picks are compared, and others with their tilings
+REFINED_ROWS, SAME_ROWS = (1, 8), {8: 4}  # steps in which picks are compared, and rows that take theirs
+NUM_BESIDE_ONE_ROW = 2  # tilings that are timed beside those of the kernel for one row
 PACKED_CLOSE, MAX_PACKED_CLOSE = 1.25, 5  # within so much of the fastest alone, so many are tried: steps differ much
-TILINGS = {  # by rows, the first one where nothing was timed
+TILINGS: dict[int, tuple[AnyTiling, ...]] = {  # by rows, the first one where nothing was timed
     size: tuple(PackedTiling(*one) for one in listed)
     for size, listed in {
         8: (
@@ -74,7 +77,7 @@ class _Timed:
         return _key(self.x, self.parts[0], self.epilogue, self.out.dtype)
 
     @property
-    def tilings(self) -> list[PackedTiling]:
+    def tilings(self) -> list[AnyTiling]:
         return tilings(len(self.x), self.parts[0], self.epilogue)
 
 
@@ -83,10 +86,10 @@ class QuantizedMatmuls(Matmuls):
 
     def __init__(self, store: PickStore | None = None) -> None:
         super().__init__(store)
-        self.packed_picks: dict[Key, PackedTiling | None] = {}  # None: by values
+        self.packed_picks: dict[Key, AnyTiling | None] = {}  # None: by values
         self._scratch: Tensor | None = None
         self._piece_sums: tuple[PieceSums, PieceSums] | None = None
-        self._packed_close: dict[Key, list[PackedTiling | None]] = {}  # nearly as fast as what was picked
+        self._packed_close: dict[Key, list[AnyTiling | None]] = {}  # nearly as fast as what was picked
 
     def __call__(self, x: Tensor, weight: Tensor | QuantizedMatrix) -> Tensor:
         if isinstance(weight, Tensor):
@@ -133,17 +136,19 @@ class QuantizedMatmuls(Matmuls):
 
     def refine(self, num_rows: int, step_us: Callable[[], float]) -> None:
         super().refine(num_rows, step_us)
-        if num_rows == REFINED_ROWS:
+        if num_rows in REFINED_ROWS:
             refined = refine_picks(self.packed_picks, self._packed_close, num_rows, step_us)
-            more = {(count, *key[1:]): self.packed_picks[key] for key in refined for count in SAME_ROWS}
-            self.packed_picks |= more
+            more = {}
+            if num_rows in SAME_ROWS:
+                more = {(SAME_ROWS[num_rows], *key[1:]): self.packed_picks[key] for key in refined}
+                self.packed_picks |= more
             self._keep_packed([*refined, *more])
 
     def _tune(self, asked: Sequence[_Timed]) -> None:
         stored = {one.key: None if self._store is None else self._store.find(_name(one.key)) for one in asked}
         restored = {one.key: _restored(stored[one.key], one.tilings, len(one.x)) for one in asked}
         self.packed_picks |= {key: found[0] for key, found in restored.items() if found}
-        timed = [one for one in asked if not restored[one.key] and len(one.x) not in SAME_ROWS]
+        timed = [one for one in asked if not restored[one.key] and len(one.x) not in SAME_ROWS.values()]
         compile_products(
             (one.x, one.parts[0], one.out, one.epilogue, tiling, self._sums(one.x)[0], is_late)
             for one in timed
@@ -166,7 +171,7 @@ class QuantizedMatmuls(Matmuls):
                 self._store.add(_name(key), [None if pick is None else list(astuple(pick))])
             self._store.save()
 
-    def _equal_picks(self, timed: _Timed) -> list[PackedTiling | None]:
+    def _equal_picks(self, timed: _Timed) -> list[AnyTiling | None]:
         """Those whose bits are all the ones of the product by values, on a million of results."""
         (count, depth), part, width = timed.x.shape, timed.parts[0], timed.out.shape[1]
         trials = -(-NUM_COMPARED // (count * width))
@@ -177,16 +182,16 @@ class QuantizedMatmuls(Matmuls):
         )
         wanted = self._compute(None, x, part, held.clone(), timed.epilogue)
 
-        def is_equal(tiling: PackedTiling) -> bool:
+        def is_equal(tiling: AnyTiling) -> bool:
             found = held.clone()
             for some, values in zip(torch.split(found, count), torch.split(x, count), strict=True):
                 self._compute(tiling, values, part, some, timed.epilogue)
             return torch.equal(found, wanted)
 
-        picks: list[PackedTiling | None] = [tiling for tiling in timed.tilings if is_equal(tiling)]
+        picks: list[AnyTiling | None] = [tiling for tiling in timed.tilings if is_equal(tiling)]
         return picks if picks and count < MIN_VALUES_ROWS else [*picks, None]
 
-    def _time_us(self, pick: PackedTiling | None, timed: _Timed) -> float:
+    def _time_us(self, pick: AnyTiling | None, timed: _Timed) -> float:
         parts = [timed.parts[index % len(timed.parts)] for index in range(TIMED_CALLS)]
         return replay_us(lambda: [self._compute(pick, timed.x, one, timed.out, timed.epilogue) for one in parts])
 
@@ -211,11 +216,11 @@ class QuantizedMatmuls(Matmuls):
         return self._compute(pick, x, part, out, epilogue, index)
 
     def _compute(
-        self, pick: PackedTiling | None, x: Tensor, part: PackedMatrix, out: Tensor, epilogue: Epilogue, index: int = 0
+        self, pick: AnyTiling | None, x: Tensor, part: PackedMatrix, out: Tensor, epilogue: Epilogue, index: int = 0
     ) -> Tensor:
         if pick is not None:
             scratch = self._sums(x)[index % 2]
-            return multiply_packed(x, part, out, epilogue, pick, scratch, is_late=index > 0)
+            return multiply_any(x, part, out, epilogue, pick, scratch, is_late=index > 0)
         columns, depth = part.shape
         step = max(1, SCRATCH_VALUES // depth)
         if epilogue is Epilogue.SILU_GATED:
@@ -244,15 +249,15 @@ class QuantizedMatmuls(Matmuls):
         return write_values(part, self._scratch[: count * part.shape[1]].view(count, -1), first)
 
 
-def tilings(num_rows: int, part: PackedMatrix, epilogue: Epilogue) -> list[PackedTiling]:
+def tilings(num_rows: int, part: PackedMatrix, epilogue: Epilogue) -> list[AnyTiling]:
     """Those to be timed for so many rows; never none."""
     listed = next((TILINGS[size] for size in TILINGS if num_rows <= size), TILINGS[max(TILINGS)])
+    if one_row := [one for one in ONE_ROW_TILINGS if one.fits(part, epilogue, num_rows)]:
+        listed = (*listed[:NUM_BESIDE_ONE_ROW], *one_row)
     return [one for one in listed if one.fits(part, epilogue, num_rows)] or [PackedTiling(16, 32, 2, 2)]
 
 
-def _restored(
-    stored: Stored | None, listed: Sequence[PackedTiling], num_rows: int
-) -> tuple[PackedTiling | None] | None:
+def _restored(stored: Stored | None, listed: Sequence[AnyTiling], num_rows: int) -> tuple[AnyTiling | None] | None:
     """A stored pick, if it is one that could be made here: a tiling, or None for values."""
     match stored:
         case [None] if num_rows >= MIN_VALUES_ROWS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Union
 
 import torch
 import triton
@@ -14,6 +15,11 @@ from kvarn.backends.torch.cuda.dependent import LAUNCH
 from kvarn.backends.torch.cuda.matmul import GROUP, MAX_SHARED, MAX_SUMS, Epilogue
 from kvarn.backends.torch.cuda.quantized.kernels import multiply_kernel, pieces_kernel, values_kernel
 from kvarn.backends.torch.cuda.quantized.pack import PIECE, PackedMatrix, Packing
+
+try:
+    from kvarn.backends.torch.cuda.quantized.one_row import OneRowTiling, multiply_one_row
+except ImportError:  # an older Triton
+    OneRowTiling = None  # type: ignore[assignment, misc]
 
 VALUE_COLUMNS = 32  # of one program of values_kernel
 NUM_SUMS, NUM_TILES = 1 << 23, 1 << 13  # of products whose pieces are computed side by side
@@ -47,6 +53,12 @@ class PackedTiling:
         return not self.run or (tiles <= NUM_TILES and num_sums <= NUM_SUMS)
 
 
+AnyTiling = Union[PackedTiling, "OneRowTiling"]
+ONE_ROW_TILINGS: tuple[AnyTiling, ...] = ()
+if OneRowTiling is not None:
+    ONE_ROW_TILINGS = tuple(OneRowTiling(*one) for one in ((4, 96), (4, 112), (2, 112), (4, 128, 3), (8, 96), (8, 112)))
+
+
 @dataclass(frozen=True, slots=True)
 class PieceSums:
     """Scratch memory for the sums of pieces, and how many programs of a tile have left theirs; for one product."""
@@ -58,6 +70,16 @@ class PieceSums:
     def new(cls, device: torch.device) -> PieceSums:
         sums = torch.empty(NUM_SUMS, device=device)
         return cls(sums, torch.zeros(NUM_TILES, dtype=torch.int32, device=device))
+
+
+def multiply_any(
+    x: Tensor, matrix: PackedMatrix, out: Tensor, epilogue: Epilogue, tiling: AnyTiling, scratch: PieceSums,
+    *, is_late: bool = False,
+) -> Tensor:  # fmt: skip
+    """As multiply_packed, by the kernel that the tiling is one of."""
+    if isinstance(tiling, PackedTiling):
+        return multiply_packed(x, matrix, out, epilogue, tiling, scratch, is_late=is_late)
+    return multiply_one_row(x, matrix, out, epilogue, tiling, is_late=is_late)
 
 
 def multiply_packed(
@@ -73,14 +95,17 @@ def multiply_packed(
 
 
 def compile_products(
-    wanted: Iterable[tuple[Tensor, PackedMatrix, Tensor, Epilogue, PackedTiling, PieceSums, bool]],
+    wanted: Iterable[tuple[Tensor, PackedMatrix, Tensor, Epilogue, AnyTiling, PieceSums, bool]],
 ) -> None:
     """Compile for these arguments of multiply_packed, several at a time; computes nothing."""
     if not hasattr(triton, "AsyncCompileMode"):
         return
     with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
         for x, matrix, out, epilogue, tiling, scratch, is_late in wanted:
-            _launch(x, matrix, out, epilogue, tiling, scratch, is_late=is_late, is_warmup=True)
+            if isinstance(tiling, PackedTiling):
+                _launch(x, matrix, out, epilogue, tiling, scratch, is_late=is_late, is_warmup=True)
+            else:
+                multiply_one_row(x, matrix, out, epilogue, tiling, is_late=is_late, is_warmup=True)
 
 
 def _launch(
