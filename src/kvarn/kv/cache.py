@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from kvarn.backends.batch import BlockCopy
 from kvarn.kv.group import BlockGroup, WindowShape
+from kvarn.kv.journal import PrefixJournal
 from kvarn.kv.pool import KVStats
 from kvarn.kv.prefix import BlockHasher, PrefixHit
 from kvarn.kv.states import StateCache
@@ -42,6 +43,7 @@ class KVCache:
         if window is not None:
             self._window = BlockGroup(1, window.num_blocks, block_size, window, lambda _digest: None)
         self.groups = (self._full,) if self._window is None else (self._full, self._window)
+        self.journal: PrefixJournal | None = None  # set where others are told what is held
         self._num_lookups = self._num_hit_tokens = 0
 
     @property
@@ -123,7 +125,7 @@ class KVCache:
         return copies
 
     def extend_to(self, sequence: str, num_tokens: int) -> Sequence[BlockCopy] | None:
-        """Make room up to num_tokens positions, as extend() does; next to nothing for one more in a block it owns."""
+        """Make room up to num_tokens positions as extend() does, quickly for one more in a block it owns."""
         table = self._full.tables.get(sequence)
         if table is None:
             return self.extend(sequence, num_tokens)
@@ -173,18 +175,34 @@ class KVCache:
             return
         assert table.tenant in (None, tenant), f"sequence {sequence} belongs to another tenant"
         table.tenant = tenant
-        for digest in self._hasher.chain(self._chain_end(table, tenant), token_ids, start, stop):
+        parent = self._chain_end(table, tenant)
+        for digest in self._hasher.chain(parent, token_ids, start, stop):
             number = table.num_published
+            if self.journal is not None and self._full.index.find(digest) is None:
+                self.journal.stored(digest, parent if number else None, (number + 1) * self.block_size)
+            parent = digest
             for group in self.groups:
                 group.publish_block(sequence, number, digest)
             if self.states is not None:
                 end = table.num_published * self.block_size
                 self.states.publish(sequence, end, digest, is_decoding=is_decoding)
 
+    def name_texts(self, sequence: str, num_prompt: int, marks: Sequence[tuple[int, int]]) -> None:
+        """Tell the journal which texts end in which published blocks; marks: see TextPrefix."""
+        if self.journal is not None:
+            self.journal.name_texts(self._full.published(sequence), num_prompt // self.block_size, marks)
+
     def advance(self, sequence: str, num_computed: int) -> None:
         """The first num_computed positions are computed for good: free what lies before the window of the next."""
         if self._window is not None:
             self._window.advance(sequence, num_computed)
+
+    def keep(self, sequence: str, num_tokens: int) -> None:
+        """Evict what is published of a sequence's first positions after the prefixes of others, up to a bound."""
+        for group in self.groups if self.num_tokens(sequence) else ():
+            group.keep(sequence, num_tokens)
+        if self.states is not None and self.num_tokens(sequence):
+            self.states.keep(self._full.published(sequence)[: num_tokens // self.block_size])
 
     def trim(self, sequence: str, num_tokens: int) -> None:
         """Roll back to the first num_tokens positions; what was published stays findable."""
@@ -266,6 +284,8 @@ class KVCache:
 
     def _forget_beside(self, digest: bytes) -> None:
         """A block of all tokens is lost: nobody finds what other layers keep of the same ones."""
+        if self.journal is not None:
+            self.journal.lost(digest)
         if self.states is not None:
             self.states.forget(digest)
         if self._window is not None:

@@ -160,6 +160,12 @@ class BlockGroup:
                 self.pool.release([table.replace(number, first)])
         table.num_published = number + 1
 
+    def published(self, sequence: str) -> list[bytes]:
+        """Digests of a sequence's published blocks, in a group that frees none on the way."""
+        table = self.tables[sequence]
+        digests = map(self.index.digest_of, table.block_ids[: table.num_published].tolist())
+        return [digest for digest in digests if digest is not None]
+
     def advance(self, sequence: str, num_computed: int) -> None:
         """Free what no query behind num_computed positions reads. A fork may begin one position earlier."""
         if self._window is None:
@@ -172,6 +178,12 @@ class BlockGroup:
         """Roll back to the first num_tokens positions."""
         assert self.can_start(sequence, num_tokens) or num_tokens == 0, "what would be read next has been freed"
         self.pool.release(self.tables[sequence].cut(num_tokens))
+
+    def keep(self, sequence: str, num_tokens: int) -> None:
+        """Evict the published blocks of a sequence's first positions after those of others."""
+        table = self.tables[sequence]
+        count = min(table.num_published, num_tokens // self._block_size)
+        self.pool.keep(table.block_ids[table.num_freed : count].tolist())
 
     def release(self, sequence: str, *, unpublish: bool) -> None:
         """Free what a sequence holds; unpublish also blocks that no other holds."""

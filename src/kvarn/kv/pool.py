@@ -16,6 +16,7 @@ import numpy.typing as npt
 from kvarn.observe.histogram import LONG_SECONDS, Histogram, HistogramSnapshot
 
 FREE, CACHED, HELD, SHARED = range(4)  # what a block is used for, see BlockPool.states()
+KEPT_SHARE = 4  # at most one block in so many is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,13 @@ class KVStats:
 
 
 class BlockPool:
-    """num_blocks ids; each is referenced by count() tables, or free and then in exactly one of three lists.
+    """num_blocks ids; each is referenced by count() tables, or free and then in exactly one of four lists.
 
     allocate() takes from the first of these that has a block:
         idle      backed by memory, content of no use; the last freed first, because it is the warmest in the CPU caches
         returned  not backed by memory: never used, or returned to the system after reclaim()
         cached    cacheable; those that were passed over first, then the least recently freed (LRU)
+        kept      cacheable and to be kept, see keep(); the least recently freed first
     """
 
     def __init__(self, num_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,6 +54,8 @@ class BlockPool:
         self._idle: list[int] = []
         self._returned = list(reversed(range(num_blocks)))
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._free_kept: OrderedDict[int, None] = OrderedDict()
+        self._kept: OrderedDict[int, None] = OrderedDict()  # free or not, those that were kept longest ago first
         self._clock = clock
         self._filled_at: dict[int, float] = {}  # of cacheable blocks
         self._used_at: dict[int, float] = {}
@@ -60,16 +64,21 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that allocate() could give, cached ones included."""
-        return len(self._idle) + len(self._returned) + len(self._cached)
+        return len(self._idle) + len(self._returned) + self.num_cached
 
     @property
     def num_cached(self) -> int:
-        return len(self._cached)
+        return len(self._cached) + len(self._free_kept)
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks that are kept, free or not."""
+        return len(self._kept)
 
     @property
     def cached_ids(self) -> list[int]:
         """Free cacheable blocks, the next to be evicted first."""
-        return list(self._cached)
+        return [*self._cached, *self._free_kept]
 
     @property
     def cacheable_ids(self) -> list[int]:
@@ -91,7 +100,7 @@ class BlockPool:
         """Add one reference to each; a free one must be cached."""
         for block_id in block_ids:
             if self._counts[block_id] == 0:
-                del self._cached[block_id]
+                del self._list_of(block_id)[block_id]
                 self._reuse_gaps.observe(self._clock() - self._used_at[block_id])
             self._counts[block_id] += 1
             self._was_shared[block_id] = True
@@ -125,11 +134,31 @@ class BlockPool:
         self._is_cacheable[block_id] = True
         self._filled_at[block_id] = self._used_at[block_id] = self._clock()
 
+    def keep(self, block_ids: Sequence[int]) -> None:
+        """Evict these cacheable blocks, given in order of position, after all others when they are free.
+
+        At most a share of the pool is kept: of too long a prefix its front, and what was kept longest ago gives way.
+        """
+        most = self.num_blocks // KEPT_SHARE
+        for block_id in reversed(block_ids[:most]):  # so that the front of a prefix is kept longest
+            assert self._is_cacheable[block_id], f"block {block_id} holds nothing to be kept"
+            if block_id in self._cached:
+                del self._cached[block_id]
+                self._free_kept[block_id] = None
+            self._kept[block_id] = None
+            self._kept.move_to_end(block_id)
+        while len(self._kept) > most:
+            block_id, _ = self._kept.popitem(last=False)
+            if block_id in self._free_kept:
+                del self._free_kept[block_id]
+                self._cached[block_id] = None
+
     def unmark_cacheable(self, block_id: int) -> None:
         """The content is of no use any more."""
+        free = self._list_of(block_id)
         self._discard_content(block_id)
-        if block_id in self._cached:
-            del self._cached[block_id]
+        if block_id in free:
+            del free[block_id]
             self._idle.append(block_id)
 
     def reclaim(self) -> list[int]:
@@ -151,7 +180,7 @@ class BlockPool:
         """What each block is used for now: FREE, CACHED, HELD by one sequence or SHARED by several."""
         counts = np.array(self._counts, np.int64)
         states = np.select([counts == 0, counts == 1], [FREE, HELD], SHARED).astype(np.uint8)
-        states[list(self._cached)] = CACHED
+        states[self.cached_ids] = CACHED
         return states
 
     def check(self, references: Iterable[int]) -> None:
@@ -161,18 +190,21 @@ class BlockPool:
             counts[block_id] += 1
         assert counts == self._counts, "reference counts differ from the tables"
         assert self.num_shared == sum(count > 1 for count in counts), "the number of shared blocks is wrong"
-        free = {*self._idle, *self._returned, *self._cached}
+        free = {*self._idle, *self._returned, *self.cached_ids}
         assert len(free) == self.num_free, "a block is free twice"
         assert free == {b for b, count in enumerate(counts) if count == 0}, "free blocks and counts disagree"
         cacheable = {b for b in free if self._is_cacheable[b]}
-        assert cacheable == set(self._cached), "cached and cacheable free blocks disagree"
+        assert cacheable == set(self.cached_ids), "cached and cacheable free blocks disagree"
+        assert set(self._free_kept) == cacheable & set(self._kept), "a block that is kept is evicted too early"
+        assert all(self._is_cacheable[block_id] for block_id in self._kept), "a block is kept for nothing"
+        assert len(self._kept) <= self.num_blocks // KEPT_SHARE, "too many blocks are kept"
 
     def _take(self) -> int:
         if self._idle:
             return self._idle.pop()
         if self._returned:
             return self._returned.pop()
-        block_id, _ = self._cached.popitem(last=False)
+        block_id, _ = (self._cached or self._free_kept).popitem(last=False)
         self._discard_content(block_id)
         self.num_evictions += 1
         return block_id
@@ -184,10 +216,15 @@ class BlockPool:
             self._lifetimes.observe(now - self._filled_at.pop(block_id))
             self._idle_times.observe(now - self._used_at.pop(block_id))
         self._is_cacheable[block_id] = False
+        self._kept.pop(block_id, None)
+
+    def _list_of(self, block_id: int) -> OrderedDict[int, None]:
+        """Where a cacheable block is when it is free."""
+        return self._free_kept if block_id in self._kept else self._cached
 
     def _free(self, block_id: int) -> None:
         if self._is_cacheable[block_id]:
-            self._cached[block_id] = None
+            self._list_of(block_id)[block_id] = None
             self._used_at[block_id] = self._clock()
         else:
             self._idle.append(block_id)

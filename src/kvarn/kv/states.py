@@ -133,6 +133,13 @@ class StateCache:
             self._index.remove(slot)
             self._pool.unmark_cacheable(slot)
 
+    def keep(self, digests: Sequence[bytes]) -> None:
+        """Evict the last snapshot of a prefix after those of others."""
+        count = self.longest(digests)
+        slot = self._index.find(digests[count - 1]) if count else None
+        if slot is not None:
+            self._pool.keep([slot])
+
     def reclaim(self) -> list[int]:
         """Free slots whose memory may go back to the system: each once, until it is used again."""
         return self._pool.reclaim()
