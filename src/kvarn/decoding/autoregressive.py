@@ -84,6 +84,8 @@ class AutoregressiveDecoder:
             return self._span_ahead(request, start)
         outputs = tuple(scored_offsets(request, start, len(token_ids)))
         is_sampled = start + len(token_ids) == len(request.token_ids) and not request.params.prefill_only
+        if self.speculation is not None and self.speculation.wants_states(request):
+            outputs = tuple(range(len(token_ids) - is_sampled))
         if is_sampled and self.speculation is not None and len(token_ids) == 1 < budget:
             drafts = self.speculation.drafts(request, budget - 1)
             return Span(request, start, (*token_ids, *drafts), tuple(range(1 + len(drafts))), None, len(drafts))
@@ -91,6 +93,8 @@ class AutoregressiveDecoder:
 
     def commit(self, spans: Sequence[Span], hidden: Hidden) -> list[Commit]:
         commits = _in_order(spans, self._sample(_sampled_rows(spans), hidden))
+        if self.speculation is not None and self.speculation.reads_states:
+            self._hand_over_states(self.speculation, spans, commits, hidden)
         if any(span.request.wants_prompt_logprobs for span in spans):
             return self._add_prompt_logprobs(spans, commits, hidden)
         return commits
@@ -243,6 +247,17 @@ class AutoregressiveDecoder:
                 scored.append(commit)
             first = end
         return scored
+
+    def _hand_over_states(
+        self, speculation: Speculation, spans: Sequence[Span], commits: Sequence[Commit], hidden: Hidden
+    ) -> None:
+        """Give the states of positions that count to who guesses from them."""
+        first = 0
+        for span, commit in zip(spans, commits, strict=True):
+            is_whole = len(span.outputs) == len(span.token_ids)
+            if is_whole and commit.error is None and speculation.wants_states(span.request):
+                speculation.take_states(span.request, span.start, hidden[first : first + commit.num_computed])
+            first += len(span.outputs)
 
     def _state(self, request: Request) -> SamplingState:
         state: SamplingState | None = request.sampling

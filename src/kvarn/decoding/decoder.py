@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from kvarn.backends.batch import Sampled
+from kvarn.backends.batch import Feedback, Sampled
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.backends.unused_ids import UnusedIds
 from kvarn.decoding.speculation.speculation import Speculation
@@ -36,6 +36,14 @@ class KeptPart:
 
 
 @dataclass(frozen=True, slots=True)
+class CanvasPart:
+    """Positions from start on are a canvas of random tokens; see kvarn.backends.batch.Canvases."""
+
+    start: int
+    feedback: Feedback | None
+
+
+@dataclass(frozen=True, slots=True)
 class Reach:
     """What a span reads and writes beyond its own positions.
 
@@ -47,6 +55,7 @@ class Reach:
     num_slots: int  # of that sequence, all of them read
     slot_shift: int = 0
     keep: KeptPart | None = None
+    canvas: CanvasPart | None = None
     companion: Span | None = None  # the same positions in another context; its outputs come right after this span's
 
 

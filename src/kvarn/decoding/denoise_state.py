@@ -49,7 +49,7 @@ class DenoiseState:
         self, request: Request, config: DenoiseConfig, shape: CanvasShape, mask_id: int, stop_ids: Collection[int] = ()
     ) -> None:
         """stop_ids: tokens that end an answer."""
-        pinned = {shape.num_prompt + index: token_id for index, token_id in config.params.pinned.items()}
+        pinned = {shape.num_prompt + index: token_id for index, token_id in config.params.pinned_ids.items()}
         self.config = config
         self.canvas = Canvas(shape, request.token_ids, mask_id, pinned)
         self.slots = CanvasSlots(request.slots, self.canvas)

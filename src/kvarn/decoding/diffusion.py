@@ -183,7 +183,7 @@ class DiffusionDecoder:
         if not span.outputs:
             return None
         if (sampled.token_ids == NO_TOKEN).any():
-            return _broken_scores(span)
+            return broken_scores(span)
         return self._state(span.request).decide(sampled)
 
     def _apply_alone(self, span: Span, filling: Filling | BrokenScores | None) -> Commit:
@@ -231,7 +231,8 @@ def _split_by_span(sampled: Sampled, lengths: Sequence[int]) -> list[Sampled]:
     return parts
 
 
-def _broken_scores(span: Span) -> BrokenScores:
+def broken_scores(span: Span) -> BrokenScores:
+    """Why a request ends whose logits are no numbers."""
     return BrokenScores(
         f"the model's scores at positions {span.start:,} to {span.end - 1:,} are not numbers; "
         "the model file may be damaged: fetch it again or try another quantisation"

@@ -80,7 +80,7 @@ class Admission:
         self.check_tokens("stop_token_ids", params.stop_token_ids)
         self.check_tokens("logit_bias", params.logit_bias)
         if params.diffusion is not None:
-            self.check_tokens("pinned", params.diffusion.pinned.values())
+            self.check_tokens("pinned", params.diffusion.pinned_ids.values())
         if not prompt_ids:
             raise InvalidParameter("the prompt is empty; give at least one token", field="prompt")
         if params.sampler is not None:

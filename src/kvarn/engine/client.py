@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -230,8 +231,10 @@ class Waves:
 class EventStream:
     """Events of one request as they come; closing or dropping it cancels the request."""
 
-    def __init__(self, handle: RequestHandle) -> None:
+    def __init__(self, handle: RequestHandle, finish: Callable[[Completion], Completion] | None = None) -> None:
+        """finish: what is made of the whole result before it is given out."""
         self._handle = handle
+        self._finish = finish
         self._is_closed = False
 
     def __iter__(self) -> EventStream:
@@ -240,13 +243,17 @@ class EventStream:
     def __next__(self) -> TokenEvent:
         if self._is_closed:
             raise StopIteration
-        return next(self._handle)
+        event = next(self._handle)
+        if self._finish is None or event.completion is None:
+            return event
+        return replace(event, completion=self._finish(event.completion))
 
     def completion(self) -> Completion:
         """Wait for the whole result."""
         if self._is_closed:
             raise Cancelled(f"the stream of request {self._handle.id} was closed before")
-        return self._handle.result()
+        completion = self._handle.result()
+        return completion if self._finish is None else self._finish(completion)
 
     def cancel(self) -> None:
         """Ask for the end: the next event is the last, with what was said so far. Safe in a signal handler."""

@@ -113,6 +113,7 @@ class Engine:
             seed,
             tenant=submission.tenant,
             prefix_salt=submission.prefix_salt,
+            prefix_marks=submission.prefix_marks if choice == 0 else (),
             adapters=submission.adapters,
             choice=choice,
             fork_of=fork_of if self.decoder.can_fork else None,

@@ -22,6 +22,7 @@ from kvarn.backends.select import (
     device_weights,
     kv_dtype,
     make_backend,
+    memory_remedies,
     require_support,
     window_step,
 )
@@ -31,24 +32,29 @@ from kvarn.decoding.autoregressive import AutoregressiveDecoder
 from kvarn.decoding.decoder import Decoder
 from kvarn.decoding.diffusion import DiffusionDecoder
 from kvarn.decoding.sampling_state import SamplingDefaults
+from kvarn.decoding.uniform.decoder import UniformDiffusionDecoder
 from kvarn.engine.admission import Admission
 from kvarn.engine.drafting.load_draft import draft_bytes, speculate
 from kvarn.engine.engine import Engine
 from kvarn.engine.persistence.open_store import PrefixFolder
 from kvarn.engine.stream import Stream
+from kvarn.errors import ConfigError
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
 from kvarn.kv.cache import KVCache
 from kvarn.kv.group import WindowShape
+from kvarn.kv.journal import PrefixJournal
 from kvarn.kv.table import blocks_for
 from kvarn.machine import choose_threads, release_free_memory
 from kvarn.models.cache_cost import CacheCost, windowed_layers
 from kvarn.models.describe import Description, describe
+from kvarn.models.diffusion.uniform import UniformDiffusion
 from kvarn.models.encoders.text_prompts import TextPrompts
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.recurrent import attentions, kv_layers, latent_layers, state_layers
 from kvarn.models.sampling_defaults import DIFFUSION_DEFAULTS
 from kvarn.models.spec import MaskedDiffusion, ModelSpec
+from kvarn.routing.cluster_key import ClusterKey
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
@@ -96,7 +102,7 @@ def _load_beside_tokenizer(
         # The native load lets go of the interpreter, so the tokeniser is built meanwhile.
         tokenizer = pool.submit(_load_tokenizer, source)
         try:
-            model = _load(source, config, tokenizer, progress, None if prefixes is None else prefixes.hash_key)
+            model = _load(source, config, tokenizer, progress, _hash_key(config, prefixes))
             if prefixes is not None:
                 prefixes.attach(model.engine, model.spec)
             return model
@@ -105,6 +111,13 @@ def _load_beside_tokenizer(
             raise
         finally:
             source.close()
+
+
+def _hash_key(config: EngineConfig, prefixes: PrefixFolder | None) -> bytes | None:
+    """What block digests are keyed with: the cluster's secret, else that of the folder; None: drawn by the cache."""
+    if config.cluster_key is not None:
+        return ClusterKey.read(Path(config.cluster_key)).derive("blocks")
+    return None if prefixes is None else prefixes.hash_key
 
 
 def _load(
@@ -118,7 +131,7 @@ def _load(
     spec = description.spec
     weights = device_weights(spec, description.weights, config)
     share, held = device_share(spec, weights, config)
-    memory = _plan(share, held, config)
+    memory = _plan(share, held, config, draft_bytes(config, description))
     backend = make_backend(config, config.threads or choose_threads().count)
     try:
         require_support(backend, spec)
@@ -129,7 +142,7 @@ def _load(
         context = min(memory.context, kv.max_tokens)
         words = tokenizer.result().fitted(spec.vocab_size)
         decoder = make_decoder(backend, spec, words, description.recommended, context)
-        speculate(decoder, kv, words, config)
+        speculate(decoder, kv, words, config, description)
         engine = Engine(
             backend,
             decoder,
@@ -145,7 +158,7 @@ def _load(
         raise
 
 
-def _plan(share: ModelSpec, held: WeightSource, config: EngineConfig) -> MemoryPlan:
+def _plan(share: ModelSpec, held: WeightSource, config: EngineConfig, beside_bytes: int) -> MemoryPlan:
     return plan_memory(
         share,
         held,
@@ -155,7 +168,10 @@ def _plan(share: ModelSpec, held: WeightSource, config: EngineConfig) -> MemoryP
         kv_dtype=kv_dtype(config),
         max_running=config.max_running,
         window_step=window_step(config),
-        draft_bytes=draft_bytes(config),
+        step_rows=config.max_batch_tokens,
+        remedies=memory_remedies(config),
+        draft_bytes=beside_bytes,
+        lora_bytes=config.lora_bytes or 0,
     )
 
 
@@ -175,6 +191,15 @@ def make_decoder(
         # A mask token need not be in the tokenizer's table; prompts may hold it, and it is never chosen anyway.
         diffusion.unused = UnusedIds.of(spec.vocab_size, words.unused_ids - {spec.generation.mask_id})
         return diffusion
+    if isinstance(spec.generation, UniformDiffusion):
+        if context <= spec.generation.canvas:
+            raise ConfigError(
+                f"the context has room for {context:,} tokens, and this model denoises canvases of "
+                f"{spec.generation.canvas:,} tokens behind a prompt; give it a larger context, or more memory"
+            )
+        denoiser = UniformDiffusionDecoder(backend, spec.generation, spec.vocab_size, words.eos_ids, context=context)
+        denoiser.unused = UnusedIds.of(spec.vocab_size, words.unused_ids)
+        return denoiser
     encode = partial(words.encode, add_special=False)
     decoder = AutoregressiveDecoder(backend, spec.vocab_size, words.eos_ids, SamplingDefaults(**recommended), encode)
     decoder.unused = UnusedIds.of(spec.vocab_size, words.unused_ids)
@@ -227,7 +252,9 @@ def _reserve(
         0 if window is None else window.num_blocks,
     )
     num_blocks = backend.reserve_kv(layout, blocks_for(num_tokens, size) * layout.block_bytes)
-    return KVCache(num_blocks, size, hash_key=hash_key, num_states=memory.num_states, window=window)
+    kv = KVCache(num_blocks, size, hash_key=hash_key, num_states=memory.num_states, window=window)
+    kv.journal = None if config.cluster_key is None else PrefixJournal()
+    return kv
 
 
 def _window_shape(cost: CacheCost, num_tokens: tuple[int, int], size: int, step_tokens: int) -> WindowShape | None:

@@ -37,6 +37,7 @@ class Submission:
     is_streamed: bool = True  # somebody reads its tokens as they come
     is_polled: bool = False  # who takes them from the request
     adapters: tuple[AdapterUse, ...] = ()  # what is added to the base
+    prefix_marks: tuple[tuple[int, int], ...] = ()  # texts of the prompt that a router knows, see kvarn.routing
     admitted: Admitted | None = None  # set by Admission.admit
 
     @property

@@ -14,6 +14,7 @@ from statistics import median
 NUM_SAMPLES = 5  # of steps with the same number of rows; their median ignores outliers
 MAX_AGE = 128  # steps, after which a number of rows is measured again
 FIRST_ROW_COST = 0.06  # of the step without it, for a drafted row, until it is measured
+REUSE = 8  # steps for which what was worked out from the samples is used again, unless a number of rows is new
 MIN_GAIN = 1.03  # tokens per second, for which guesses are worth a try
 
 
@@ -24,16 +25,30 @@ class RowCosts:
         self._samples: dict[int, deque[float]] = {}
         self._seen_in: dict[int, int] = {}
         self._num_steps = 0
+        self._curves: dict[int, list[float]] = {}  # of seconds(), by its first number of rows
+        self._curves_from = 0  # steps when the first of them was made
 
     def observe(self, num_rows: int, seconds: float) -> None:
         self._num_steps += 1
-        if self._num_steps - self._seen_in.get(num_rows, -MAX_AGE) >= MAX_AGE:
+        is_new = self._num_steps - self._seen_in.get(num_rows, -MAX_AGE) >= MAX_AGE
+        if is_new:
             self._samples[num_rows] = deque(maxlen=NUM_SAMPLES)
+        if is_new or self._num_steps - self._curves_from >= REUSE:
+            self._curves.clear()
+            self._curves_from = self._num_steps
         self._samples[num_rows].append(seconds)
         self._seen_in[num_rows] = self._num_steps
 
     def seconds(self, num_rows: int, most: int) -> list[float] | None:
-        """Of steps with num_rows .. most rows; None: num_rows has not been measured lately."""
+        """Of steps with num_rows .. most rows, or some more; None: num_rows has not been measured lately."""
+        curve = self._curves.get(num_rows)
+        if curve is None or len(curve) <= most - num_rows:
+            curve = self._curve(num_rows, most)
+            if curve is not None:
+                self._curves[num_rows] = curve
+        return curve
+
+    def _curve(self, num_rows: int, most: int) -> list[float] | None:
         oldest = self._num_steps - MAX_AGE
         known = {rows: median(self._samples[rows]) for rows, seen in self._seen_in.items() if seen > oldest}
         if num_rows not in known:
@@ -62,7 +77,16 @@ class ByCost:
 
     def may_pay(self, num_decodes: int, most: int) -> bool:
         """Whether drafts that were always right would be worth their rows."""
-        return self.num_rows(num_decodes, [1.0] * most) > 0
+        seconds = self._costs.seconds(num_decodes, num_decodes + most)
+        if seconds is None:
+            return False
+        worth_s, limit_s = seconds[0] / num_decodes / MIN_GAIN, self._max_stretch * seconds[0]
+        for count in range(1, most + 1):  # mostly the first says so
+            if seconds[count] > limit_s:
+                return False
+            if seconds[count] < worth_s * (num_decodes + count):
+                return True
+        return False
 
     def spare_s(self, num_decodes: int) -> float:
         """How much longer than without drafts a step may take."""

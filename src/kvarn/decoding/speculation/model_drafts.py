@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import Protocol
+from typing import Protocol, cast
 
+from kvarn.backends.protocol import Hidden
 from kvarn.decoding.speculation.acceptance import AcceptanceRates
 from kvarn.decoding.speculation.draft_length import RowCosts
 from kvarn.decoding.speculation.drafters import Proposal
@@ -21,6 +25,7 @@ from kvarn.request import Clock, Request
 log = logging.getLogger("kvarn.engine")
 
 SOURCE = "draft"
+MAX_TENANTS = 1024
 MAX_DEPTH = 8  # tokens for each request in one step
 FIRST_PAUSE, MAX_PAUSE = 32, 1024  # steps after which a model that does not pay is tried again; doubled each time
 
@@ -38,7 +43,9 @@ class DraftLength(Protocol):
 
 
 class DraftModel(Protocol):
-    """A second model of the same vocabulary, with a cache of its own."""
+    """A second model of the same vocabulary, or a layer of the model's own file, with a cache of its own."""
+
+    reads_states: bool  # it is a StateReader
 
     def prepare(self, requests: Sequence[Request], seconds: float) -> list[Request]:
         """Read what it has not read of these, for about that long; the requests that it can guess for."""
@@ -52,6 +59,34 @@ class DraftModel(Protocol):
     def close(self) -> None: ...
 
 
+class StateReader(DraftModel, Protocol):
+    """Guesses from the states that the model itself computes."""
+
+    def take_states(self, request: Request, start: int, states: Hidden) -> None:
+        """Those of positions from start on, which are the request's for good."""
+
+
+@dataclass(slots=True)
+class Rest:
+    """For how many more steps a tenant is not guessed for."""
+
+    left: int = 0
+    following: int = FIRST_PAUSE
+
+    def is_over(self) -> bool:
+        """Whether it is; else one more step of it has passed."""
+        if self.left == 0:
+            return True
+        self.left -= 1
+        return False
+
+    def decide(self, *, does_pay: bool) -> None:
+        if does_pay:
+            self.following = FIRST_PAUSE
+        else:
+            self.left, self.following = self.following, min(2 * self.following, MAX_PAUSE)
+
+
 class ModelDrafts:
     """Proposals of one draft model for the requests of an engine."""
 
@@ -59,7 +94,7 @@ class ModelDrafts:
         self.model = model
         self._clock = clock
         self._costs = RowCosts()  # of a pass, by its requests
-        self._pause, self._next_pause = 0, FIRST_PAUSE
+        self._rests: OrderedDict[str, Rest] = OrderedDict()  # by tenant: what one is answered slows no other down
         self._has_failed = False
         self._spent_s = 0.0
 
@@ -74,16 +109,33 @@ class ModelDrafts:
         """Of each request that it guesses for now, by id."""
         if self._has_failed or not rates or max_rows < 1:
             return {}
-        if self._pause > 0:
-            self._pause -= 1
+        awake = {tenant for tenant in {one.tenant for one in rates} if self._rest_of(tenant).is_over()}
+        rates = {one: found for one, found in rates.items() if one.tenant in awake}
+        if not rates:
             return {}
+        with self._spending():
+            return self._proposals(rates, num_decodes, max_rows, length)
+        return {}
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether take_states() wants those of all positions."""
+        return self.model.reads_states and not self._has_failed
+
+    def take_states(self, request: Request, start: int, states: Hidden) -> None:
+        if self.reads_states:
+            with self._spending():
+                cast(StateReader, self.model).take_states(request, start, states)
+
+    @contextmanager
+    def _spending(self) -> Iterator[None]:
+        """Count the time; what fails is not used any more, as a guess is no reason to fail."""
         started_at = self._clock()
         try:
-            return self._proposals(rates, num_decodes, max_rows, length)
-        except Exception as error:  # a guess is no reason to fail
+            yield
+        except Exception as error:
             log.warning("the draft model failed and is not used any more: %s", error or type(error).__name__)
             self._has_failed = True
-            return {}
         finally:
             self._spent_s += self._clock() - started_at
 
@@ -97,23 +149,28 @@ class ModelDrafts:
         if not ready:
             return {}
         gains = sorted((gain for one in ready for gain in gains_of(rates[one])), reverse=True)
-        depth = self._depth(len(ready), num_decodes, gains[:max_rows], length)
+        depth = self._depth(ready, num_decodes, gains[:max_rows], length)
         started_at = self._clock()
         found = self.model.draft(ready, depth)
         self._costs.observe(len(ready), (self._clock() - started_at) / depth)
         return {name: Proposal(SOURCE, token_ids, 0) for name, token_ids in found.items()}
 
-    def _depth(self, num_ready: int, num_decodes: int, gains: Sequence[float], length: DraftLength) -> int:
+    def _depth(self, ready: Sequence[Request], num_decodes: int, gains: Sequence[float], length: DraftLength) -> int:
         """Passes for all that are ready; one, to be compared only, where it is not known or not believed to pay."""
-        known = self._costs.seconds(num_ready, num_ready)
+        known = self._costs.seconds(len(ready), len(ready))
         if known is None:
             return 1
-        num_rows = length.num_rows(num_decodes, gains, known[0] / num_ready)
-        if num_rows == 0:
-            self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, MAX_PAUSE)
-            return 1
-        self._next_pause = FIRST_PAUSE
-        return -(-num_rows // num_ready)
+        num_rows = length.num_rows(num_decodes, gains, known[0] / len(ready))
+        for tenant in {one.tenant for one in ready}:
+            self._rest_of(tenant).decide(does_pay=num_rows > 0)
+        return max(1, -(-num_rows // len(ready)))
+
+    def _rest_of(self, tenant: str) -> Rest:
+        rest = self._rests.setdefault(tenant, Rest())
+        self._rests.move_to_end(tenant)
+        if len(self._rests) > MAX_TENANTS:
+            self._rests.popitem(last=False)
+        return rest
 
 
 def gains_of(rates: AcceptanceRates) -> list[float]:

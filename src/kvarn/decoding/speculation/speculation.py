@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from kvarn.backends.protocol import Hidden
 from kvarn.decoding.speculation.acceptance import AcceptanceRates
 from kvarn.decoding.speculation.drafters import Drafter, EarlierAnswers, PredictedAnswer, PromptLookup, Proposal
 from kvarn.decoding.speculation.model_drafts import DraftLength, ModelDrafts, gains_of
@@ -117,6 +118,24 @@ class Speculation:
         if state is not None and state.proposal is not None and state.proposal.source == "prediction":
             request.num_accepted_prediction += num_accepted
             request.num_rejected_prediction += num_drafts - num_accepted
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether guesses are made from the model's states at all."""
+        return self.model_drafts is not None and self.model_drafts.reads_states
+
+    def wants_states(self, request: Request) -> bool:
+        """Whether guesses for this request are made from the states of all its positions."""
+        if not self.reads_states:
+            return False
+        params = request.params
+        has_others = params.sampler is not None or params.prefill_only or request.wants_prompt_logprobs
+        return params.speculate and not has_others
+
+    def take_states(self, request: Request, start: int, states: Hidden) -> None:
+        """The model's states of a request from position start on."""
+        assert self.model_drafts is not None
+        self.model_drafts.take_states(request, start, states)
 
     def observe(self, num_rows: int, seconds: float) -> None:
         """Learn from a step without prompt rows; its seconds are without those of take_drafting_s()."""

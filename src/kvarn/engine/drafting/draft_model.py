@@ -34,6 +34,8 @@ class DraftSequence:
 class CachedDraftModel:
     """Follows the requests of one engine; used by the engine's thread alone."""
 
+    reads_states = False
+
     def __init__(
         self, backend: Backend, kv: KVCache, vocab_size: int, context: int, *, clock: Clock = time.perf_counter
     ) -> None:

@@ -7,24 +7,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvarn.backends.batch import KVLayout
-from kvarn.backends.select import block_size, device_weights, kv_dtype, make_backend, require_support
+from kvarn.backends.select import device_weights, make_backend, require_support
 from kvarn.config import EngineConfig, speculation_methods
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
 from kvarn.decoding.decoder import Decoder
 from kvarn.decoding.speculation.draft_length import ByCost
 from kvarn.decoding.speculation.model_drafts import ModelDrafts
 from kvarn.decoding.speculation.speculation import Speculation
+from kvarn.engine.drafting.draft_cache import cache_bytes, draft_layout
 from kvarn.engine.drafting.draft_model import CachedDraftModel
+from kvarn.engine.drafting.load_layer import layer_bytes, load_draft_layer, uses_draft_layer
 from kvarn.errors import ConfigError
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
 from kvarn.kv.cache import KVCache
-from kvarn.kv.table import blocks_for
 from kvarn.machine import choose_threads
-from kvarn.models.describe import describe
+from kvarn.models.describe import Description, describe
 from kvarn.models.memory_plan import held_bytes, scratch_bytes
-from kvarn.models.recurrent import kv_layers, latent_layers, state_layers
+from kvarn.models.recurrent import state_layers
 from kvarn.models.spec import Autoregressive, ModelSpec
 
 if TYPE_CHECKING:
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvarn.engine")
 
-CACHE_TOKENS = 16_384  # of all requests that a draft model follows; no guesses for those beyond
 
-
-def speculate(decoder: Decoder, kv: KVCache, words: Tokenizer, config: EngineConfig) -> None:
+def speculate(decoder: Decoder, kv: KVCache, words: Tokenizer, config: EngineConfig, description: Description) -> None:
     """Switch drafts on where they were asked for and can be rolled back."""
     methods = speculation_methods(config.speculation)
     if not methods:
@@ -56,17 +54,19 @@ def speculate(decoder: Decoder, kv: KVCache, words: Tokenizer, config: EngineCon
         )
         if config.drafts_by_model:
             speculation.model_drafts = ModelDrafts(load_draft(config, words))
+        elif uses_draft_layer(description, config):
+            speculation.model_drafts = ModelDrafts(load_draft_layer(description, config, decoder.backend))
+        elif "mtp" in config.speculation.split(","):
+            log.warning("nothing is guessed by mtp: the model has no layer for it, or the backend cannot run it")
 
 
-def draft_bytes(config: EngineConfig) -> int:
-    """The memory of the draft model with its cache; 0: there is none."""
+def draft_bytes(config: EngineConfig, description: Description) -> int:
+    """The memory of what guesses beside a model, a draft model or a layer, with its cache; 0: there is none."""
     if not config.drafts_by_model:
-        return 0
+        return layer_bytes(description, config)
     draft = _open(config)
     try:
-        layout = _layout(draft.spec, draft.config)
-        cache_bytes = blocks_for(_num_tokens(config), layout.block_size) * layout.block_bytes
-        return held_bytes(draft.weights) + scratch_bytes(draft.spec) + cache_bytes
+        return held_bytes(draft.weights) + scratch_bytes(draft.spec) + cache_bytes(draft.spec, draft.config)
     finally:
         draft.source.close()
 
@@ -80,9 +80,8 @@ def load_draft(config: EngineConfig, words: Tokenizer) -> CachedDraftModel:
         try:
             require_support(backend, draft.spec)
             backend.load(draft.spec, draft.weights)
-            layout = _layout(draft.spec, draft.config)
-            budget_bytes = blocks_for(_num_tokens(config), layout.block_size) * layout.block_bytes
-            kv = KVCache(backend.reserve_kv(layout, budget_bytes), layout.block_size)
+            layout = draft_layout(draft.spec, draft.config)
+            kv = KVCache(backend.reserve_kv(layout, cache_bytes(draft.spec, draft.config)), layout.block_size)
         except BaseException:
             backend.close()
             raise
@@ -114,14 +113,6 @@ def _open(config: EngineConfig) -> _OpenDraft:
     except BaseException:
         source.close()
         raise
-
-
-def _layout(spec: ModelSpec, config: EngineConfig) -> KVLayout:
-    return KVLayout(block_size(config), kv_layers(spec), kv_dtype(config), latent=latent_layers(spec))
-
-
-def _num_tokens(config: EngineConfig) -> int:
-    return min(CACHE_TOKENS, config.max_running * (config.context or CACHE_TOKENS))
 
 
 def _check_vocabulary(draft: _OpenDraft, words: Tokenizer) -> None:

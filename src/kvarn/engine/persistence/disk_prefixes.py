@@ -6,6 +6,7 @@ Methods are for the engine's thread unless they say otherwise.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from kvarn.engine.engine import Engine
 
 EXPORT_TIMEOUT_S = 60.0
+POPULATED_BYTES = 256 << 20  # of the KV cache, at most, backed with memory when a folder with blocks is opened
 Call = Callable[[Callable[["Engine"], Any]], Future[Any]]  # run between two steps
 
 
@@ -73,6 +75,9 @@ class DiskPrefixes:
         if self._call is not None:
             parts[2].start(self._export_between_steps, self._is_busy)
         self._parts = parts
+        # The first touch of memory takes as long as a MAC over it, so blocks that will come have theirs before they do.
+        if count := min(len(store), POPULATED_BYTES // self.block_bytes, self._kv.num_blocks // 2):
+            threading.Thread(target=self.backend.populate_blocks, args=(count,), name="kvarn-prefix-memory").start()
 
     def start(self, call: Call, is_busy: Callable[[], bool]) -> None:
         """Begin to write; call runs a function on the engine's thread."""

@@ -143,7 +143,7 @@ class Restores:
 
     def _is_over(self, job: ReadJob) -> bool:
         assert self.disk is not None
-        if not job.is_over and not job.num_ready and time.monotonic() - self.disk.read_at > STALLED_S:
+        if not job.is_over and not job.is_ready and time.monotonic() - self.disk.read_at > STALLED_S:
             self.disk.tell_stalled()
             job.is_cancelled = True
         return job.is_over or job.is_cancelled

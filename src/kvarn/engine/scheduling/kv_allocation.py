@@ -109,6 +109,8 @@ class KVAllocation:
 
     def release(self, request: Request, *, forget: bool = False) -> None:
         """Release all sequences; forget: their blocks are not found by later requests."""
+        if request.params.keep_cache and not forget:
+            self._kv.keep(request.id, request.num_prompt)
         self._kv.release(request.id, unpublish=forget)
         for name in self._extra_sequences.pop(request.id, ()):
             self._kv.release(name)

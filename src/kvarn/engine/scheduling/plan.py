@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from kvarn.adapters.weights import AdapterUse
-from kvarn.backends.batch import Batch, BlockCopy, Int32, Keep, StateSlots
+from kvarn.backends.batch import Batch, BlockCopy, Canvases, Int32, Keep, StateSlots
 from kvarn.decoding.decoder import Span
 from kvarn.kv.cache import KVCache
 from kvarn.request import Request
@@ -149,6 +149,7 @@ def make_plan(entries: Sequence[BatchEntry], layerwise: LayerwisePart | None = N
         output_rows=outputs + np.repeat(starts[:-1], [len(span.outputs) for span in spans]),
         slot_shifts=None if is_plain else _slot_shifts(parts),
         keep=() if is_plain else tuple(_keeps(parts)),
+        canvases=None if is_plain else _canvases(spans),
         window_tables=pad_window_tables([entry.window_table for entry in parts]),
         states=state_slots([entry.states for entry in parts if entry.states is not None], starts),
         adapters=adapters_of([span.request for span in spans]),
@@ -186,6 +187,14 @@ def state_slots(states: Sequence[EntryStates], starts: Int32) -> StateSlots | No
 def _slot_shifts(parts: Sequence[BatchEntry]) -> Int32 | None:
     shifts = [0 if part.span.reach is None else part.span.reach.slot_shift for part in parts]
     return np.array(shifts, np.int32) if any(shifts) else None
+
+
+def _canvases(spans: Sequence[Span]) -> Canvases | None:
+    parts = [None if span.reach is None else span.reach.canvas for span in spans]
+    if not any(parts):
+        return None
+    starts = [span.end if part is None else part.start for span, part in zip(spans, parts, strict=True)]
+    return Canvases(np.array(starts, np.int32), tuple([None if part is None else part.feedback for part in parts]))
 
 
 def _keeps(parts: Sequence[BatchEntry]) -> Iterator[Keep]:

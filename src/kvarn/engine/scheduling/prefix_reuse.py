@@ -82,4 +82,7 @@ class PrefixReuse:
             self._kv.publish(
                 request.id, request.token_ids, request.prefix_salt, request.num_computed, is_decoding=is_decoding
             )
+            if request.prefix_marks and request.num_computed >= request.num_prompt:
+                marks, request.prefix_marks = request.prefix_marks, ()
+                self._kv.name_texts(request.id, request.num_prompt, marks)
         self._kv.advance(request.id, request.num_computed)
