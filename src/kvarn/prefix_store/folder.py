@@ -24,21 +24,23 @@ from pathlib import Path
 
 from kvarn.prefix_store.failures import FailureLog, StoreUnavailable, log
 from kvarn.prefix_store.keys import CacheKeys, make_keys, read_keys
-from kvarn.prefix_store.pack import SUFFIX
+from kvarn.prefix_store.pack import SUFFIX, PackHead
 
 LOCK_FILE = "lock"
 MAX_DEFAULT_BYTES = 2 * 10**9
 FREE_SHARE = 0.05
 NOTE_BYTES = 1 << 16  # of the limit, for what is no pack
+LOCK_AGAIN_S = 30.0  # between looks whether another process still writes
 TOUCH_AFTER_S = 60.0  # a use is noted on disk at most so often, for the order after a restart
 
 
 @dataclass(slots=True, eq=False)
 class StoredPack:
-    """A pack that counts; index and digests: where its blocks are found, if this process uses them."""
+    """A pack that counts; head, digests and index: where its blocks are found, if this process uses them."""
 
     path: Path
     num_bytes: int
+    head: PackHead | None = None
     digests: list[bytes] = field(default_factory=list, repr=False)
     index: dict[bytes, tuple[StoredPack, int]] | None = field(default=None, repr=False)
     is_gone: bool = False
@@ -53,26 +55,46 @@ class StoreFolder:
         self.path = path
         self.failures = FailureLog()
         self.lock = threading.RLock()  # of packs and of the indexes over them
-        self.num_evicted = 0
+        self.writing = threading.Lock()  # held from making room until it is filled: models share the limit
+        self.num_evicted = self.num_takeovers = 0
+        self._is_gone = False
+        self._locks_again_at = time.monotonic() + LOCK_AGAIN_S
         self._packs: OrderedDict[Path, StoredPack] = OrderedDict()  # least recently used first
         try:
             _make_private(path)
             self._lock_file = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._close = weakref.finalize(self, os.close, self._lock_file)
-            self.is_read_only = not _is_locked(self._lock_file)
+            self._has_lock = _is_locked(self._lock_file)
             self.keys: CacheKeys = read_keys(path) or make_keys(path)
             self._find_packs()
             self.max_bytes = self._default_bytes() if max_bytes is None else max_bytes
         except OSError as error:
             raise StoreUnavailable(f"{path} cannot be used: {error.strerror or error}") from None
         if self.is_read_only:
-            log.warning("prefix cache on disk: another process writes to %s; this one only reads there", path)
+            log.warning("prefix cache on disk: another process writes to %s; this one reads what was there", path)
         else:
             self.make_room(0)
 
     @property
+    def is_read_only(self) -> bool:
+        """Nothing is written: another process does, or the folder is gone."""
+        return self._is_gone or not self._has_lock
+
+    def may_write(self) -> bool:
+        """Whether blocks can be kept; where another process wrote, look now and then whether it has ended."""
+        if self.is_read_only and not self._is_gone and time.monotonic() >= self._locks_again_at:
+            self._locks_again_at = time.monotonic() + LOCK_AGAIN_S
+            try:
+                if _is_locked(self._lock_file):
+                    self._take_over()
+            except (OSError, StoreUnavailable) as error:
+                self.stop_writing(error)
+        return not self.is_read_only
+
+    @property
     def num_bytes(self) -> int:
-        return sum(pack.num_bytes for pack in self._packs.values())
+        with self.lock:
+            return sum(pack.num_bytes for pack in self._packs.values())
 
     @property
     def num_packs(self) -> int:
@@ -103,7 +125,7 @@ class StoreFolder:
         """Delete packs until so much more fits; False: it never will."""
         limit = self.max_bytes - NOTE_BYTES
         with self.lock:
-            while self.num_bytes + num_bytes > limit and self._packs:
+            while self.num_bytes + num_bytes > limit and self._packs and not self.is_read_only:
                 pack = next(iter(self._packs.values()))
                 if not self.delete(pack):
                     return False
@@ -137,28 +159,43 @@ class StoreFolder:
         if os.stat(self.path / LOCK_FILE).st_ino != os.fstat(self._lock_file).st_ino:
             raise FileNotFoundError(f"{self.path} was replaced")
 
-    def stop_writing(self, error: OSError) -> None:
+    def stop_writing(self, error: OSError | StoreUnavailable) -> None:
         """The folder is lost: from now on nothing is kept, and what it had is a miss."""
-        if not self.is_read_only:
-            self.is_read_only = True
+        if not self._is_gone:
+            self._is_gone = True
             log.warning(
                 "prefix cache on disk: %s is gone (%s); nothing is kept there until the next start",
                 self.path,
-                error.strerror or error,
+                getattr(error, "strerror", None) or error,
             )
 
     def close(self) -> None:
         """Give the lock back."""
         self._close()
 
+    def _take_over(self) -> None:
+        """Go on where the process that wrote has ended; OSError: not in this folder any more."""
+        self.require_writable()
+        if read_keys(self.path) != self.keys:
+            raise FileNotFoundError("its key was replaced")
+        with self.lock:
+            for pack in list(self._packs.values()):
+                if _size(pack.path) != pack.num_bytes:  # it was deleted, or filled further
+                    self.forget(pack)
+            self._find_packs()
+            self._has_lock = True
+            self.num_takeovers += 1
+        log.warning("prefix cache on disk: the process that wrote to %s has ended; this one writes now", self.path)
+
     def _find_packs(self) -> None:
+        """Add the packs that are not known yet, as those used last, by age."""
         found = []
         for path in self.path.glob(f"*/*/*{SUFFIX}"):
             try:
                 status = path.lstat()
             except OSError:
                 continue  # deleted meanwhile
-            if stat.S_ISREG(status.st_mode):
+            if stat.S_ISREG(status.st_mode) and path not in self._packs:
                 found.append((status.st_mtime_ns, StoredPack(path, status.st_size)))
         self._packs.update((pack.path, pack) for _, pack in sorted(found, key=lambda one: (one[0], one[1].path)))
 
@@ -197,6 +234,14 @@ def _is_locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _size(path: Path) -> int | None:
+    """Of a file that is there."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return None
 
 
 def _remove_if_empty(folder: Path) -> None:

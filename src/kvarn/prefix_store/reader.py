@@ -5,46 +5,61 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from queue import SimpleQueue
+from collections.abc import Sequence
 
 from kvarn.prefix_store.pack import UInt8
 from kvarn.prefix_store.store import BlockStore
 
 AHEAD_BYTES = 32 << 20  # read and not yet taken
-NUM_VERIFIERS = 2  # threads; a MAC takes longer than the read from a cached file
+NUM_THREADS = 2  # a MAC takes longer than the read from a cached file
 
 
 class ReadJob:
-    """The blocks of one chain, in order. take() gives those that have come; the job ends with the first miss."""
+    """The blocks of one chain. take() gives them in order as they have come; the job ends with the first miss."""
 
     def __init__(self, digests: Sequence[bytes]) -> None:
         self.digests = tuple(digests)
         self.is_cancelled = False
-        self._ready: deque[UInt8] = deque()
-        self._is_done = False
+        self._found: dict[int, UInt8] = {}  # read and not yet taken, by their number
+        self._num_begun = self._num_given = self._num_taken = 0
+        self._end = len(self.digests)  # the first that is a miss
 
     @property
     def is_over(self) -> bool:
         """Nothing comes any more."""
-        return (self._is_done or self.is_cancelled) and not self._ready
+        return not self.is_ready and (self.is_cancelled or self._num_taken >= self._end)
 
     @property
-    def num_ready(self) -> int:
-        return len(self._ready)
+    def is_ready(self) -> bool:
+        """The next block has come."""
+        return self._num_taken in self._found and self._num_taken < self._end
 
     def take(self) -> UInt8 | None:
         """The next block; None: it has not come yet, or none will."""
-        if not self._ready:
+        content = self._found.pop(self._num_taken, None) if self._num_taken < self._end else None
+        self._num_taken += content is not None
+        return content
+
+    def begin_next(self, max_ahead: int) -> int | None:
+        """The number of the next block to read; None: those read are not taken yet. One thread at a time."""
+        if self._num_begun - self._num_taken >= max_ahead:
             return None
-        return self._ready.popleft()
+        self._num_begun += 1
+        return self._num_begun - 1
 
-    def give(self, content: UInt8) -> None:
-        self._ready.append(content)
+    @property
+    def is_begun(self) -> bool:
+        """Nothing is left to begin with."""
+        return self.is_cancelled or self._num_begun >= self._end
 
-    def end(self) -> None:
-        self._is_done = True
+    def give(self, number: int, content: UInt8 | None) -> bool:
+        """What was read; whether it was the last block of all. One thread at a time."""
+        if content is None:
+            self._end = min(self._end, number)
+            return False
+        self._found[number] = content
+        self._num_given += 1
+        return self._num_given == len(self.digests)
 
 
 class BlockReader:
@@ -53,87 +68,64 @@ class BlockReader:
     def __init__(self, store: BlockStore) -> None:
         self.progress_at = time.monotonic()  # when the disk gave the last block, or began to read
         self._store = store
+        self._max_ahead = max(2, AHEAD_BYTES // store.block_bytes)
         self._jobs: deque[ReadJob] = deque()
-        self._tasks: SimpleQueue[tuple[bytes, Future[UInt8 | None]] | None] = SimpleQueue()
         self._changed = threading.Condition()
+        self._num_reading = 0  # blocks
         self._is_closed = False
-        self._thread: threading.Thread | None = None
+        self._is_started = False
 
     def begin(self, digests: Sequence[bytes]) -> ReadJob:
         """Read these blocks."""
         job = ReadJob(digests)
         with self._changed:
             self._jobs.append(job)
-            if self._thread is None:  # a model whose prefixes nobody asks for again needs none
-                self._thread = _started(self._run)
-                for _ in range(NUM_VERIFIERS):
-                    _started(self._verify)
-            self._changed.notify()
+            if not self._num_reading:  # else the time since the disk gave nothing would count
+                self.progress_at = time.monotonic()
+            if not self._is_started:  # a model whose prefixes nobody asks for again needs no threads
+                self._is_started = True
+                for _ in range(NUM_THREADS):
+                    threading.Thread(target=self._run, name="kvarn-prefix-reader", daemon=True).start()
+            self._changed.notify_all()
         return job
 
     def taken(self) -> None:
         """Blocks were taken: there is room for more."""
         with self._changed:
-            self._changed.notify()
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
             self._is_closed = True
             for job in self._jobs:
                 job.is_cancelled = True
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
+        while (task := self._next()) is not None:
+            job, number = task
+            content = None
             try:
-                self._read(job)
+                content = self._store.read(job.digests[number])
             except Exception as error:  # out of memory: this job ends, the next may not
                 self._store.folder.failures.tell("blocks could not be read", error)
-            finally:
-                job.end()
-
-    def _next(self) -> ReadJob | None:
-        with self._changed:
-            while not self._jobs and not self._is_closed:
-                self._changed.wait()
-            if self._is_closed:
-                for job in self._jobs:
-                    job.end()
-                for _ in range(NUM_VERIFIERS):
-                    self._tasks.put(None)
-                return None
-            return self._jobs.popleft()
-
-    def _read(self, job: ReadJob) -> None:
-        max_ready = max(2, AHEAD_BYTES // self._store.block_bytes)
-        left, coming = deque(job.digests), deque[Future[UInt8 | None]]()
-        while left or coming:
             with self._changed:
-                while job.num_ready >= max_ready and not (job.is_cancelled or self._is_closed):
-                    self._changed.wait(1.0)
-            if job.is_cancelled or self._is_closed:
-                return
+                is_last = job.give(number, content)
+                self._num_reading -= 1
             self.progress_at = time.monotonic()
-            while left and len(coming) <= NUM_VERIFIERS:
-                coming.append(Future())
-                self._tasks.put((left.popleft(), coming[-1]))
-            content = coming.popleft().result()
-            if content is None:
-                return
-            job.give(content)
-            self.progress_at = time.monotonic()
-        self._store.touch(job.digests)
+            if is_last:
+                self._store.touch(job.digests)
 
-    def _verify(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            digest, read = task
-            try:
-                read.set_result(self._store.read(digest))
-            except BaseException as error:
-                read.set_exception(error)
-
-
-def _started(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name="kvarn-prefix-reader", daemon=True)
-    thread.start()
-    return thread
+    def _next(self) -> tuple[ReadJob, int] | None:
+        """What to read next; None: nothing any more."""
+        with self._changed:
+            while not self._is_closed:
+                while self._jobs and self._jobs[0].is_begun:
+                    self._jobs.popleft()
+                number = self._jobs[0].begin_next(self._max_ahead) if self._jobs else None
+                if number is not None:
+                    self._num_reading += 1
+                    self.progress_at = time.monotonic()
+                    return self._jobs[0], number
+                self._changed.wait(1.0 if self._jobs else None)
+        return None

@@ -64,6 +64,7 @@ class BlockStore:
         smallest = PackHead(1, block_bytes, b"", b"").max_bytes
         if not folder.make_room(0) or smallest > folder.max_bytes // 2:
             raise StoreUnavailable(f"{folder.max_bytes:,} bytes hold too few blocks of {block_bytes:,} bytes")
+        self._num_takeovers = folder.num_takeovers
         for pack in folder.packs_below(self._path):
             self._take_in(pack)
 
@@ -88,17 +89,15 @@ class BlockStore:
         if place is None:
             return None
         pack, slot = place
-        content = None
+        assert pack.head is not None
         try:
             descriptor = open_pack(pack.path)
             try:
-                head = read_head(descriptor, self.folder.keys)
-                if head.block_bytes == self.block_bytes and slot < head.num_slots:
-                    key = self.folder.keys.block_key(self._model_tag, head.tenant_tag)
-                    content = read_block(descriptor, head, slot, digest, key)
+                key = self.folder.keys.block_key(self._model_tag, pack.head.tenant_tag)
+                content = read_block(descriptor, pack.head, slot, digest, key)
             finally:
                 os.close(descriptor)
-        except (OSError, NotAPack) as error:
+        except OSError as error:
             self.folder.failures.tell("a pack cannot be read, its blocks are computed again", error)
             self.folder.forget(pack)
             return None
@@ -117,9 +116,20 @@ class BlockStore:
         for pack in dict.fromkeys(place[0] for place in places if place is not None):
             self.folder.touch(pack)
 
+    def may_write(self) -> bool:
+        """Whether append() may keep anything at all; what another process left is found once that has ended."""
+        if not self.folder.may_write():
+            return False
+        if self._num_takeovers != self.folder.num_takeovers:
+            self._num_takeovers = self.folder.num_takeovers
+            for pack in self.folder.packs_below(self._path):
+                if pack.index is None:
+                    self._take_in(pack)
+        return True
+
     def append(self, blocks: Iterable[BlockToStore]) -> int:
         """Write blocks that are not there yet; how many were."""
-        if monotonic() < self._paused_until:
+        if monotonic() < self._paused_until or not self.may_write():
             return 0
         num_written = 0
         by_tenant: dict[bytes, list[BlockToStore]] = {}
@@ -128,7 +138,8 @@ class BlockStore:
                 by_tenant.setdefault(self.folder.keys.tenant_tag(block.tenant), []).append(block)
         for tenant_tag, wanted in by_tenant.items():
             try:
-                num_written += self._append(tenant_tag, wanted)
+                with self.folder.writing:
+                    num_written += self._append(tenant_tag, wanted)
             except OSError as error:
                 self._lose(tenant_tag, error)
         self.num_written += num_written
@@ -171,7 +182,7 @@ class BlockStore:
         file = PackFile(
             folder / (os.urandom(8).hex() + SUFFIX), head, self.folder.keys.block_key(self._model_tag, tenant_tag)
         )
-        pack = StoredPack(file.path, head.data_start, index=self._index)
+        pack = StoredPack(file.path, head.data_start, head=file.head, index=self._index)
         self.folder.add(pack)
         while len(self._open_packs) >= MAX_OPEN_PACKS:
             self._close_pack(next(iter(self._open_packs)))
@@ -198,7 +209,7 @@ class BlockStore:
         self.folder.failures.tell("blocks could not be written", error)
 
     def _take_in(self, pack: StoredPack) -> None:
-        """Make the blocks of a pack of an earlier process findable."""
+        """Make the blocks of a pack that another process left findable."""
         try:
             descriptor = open_pack(pack.path)
             try:
@@ -211,7 +222,7 @@ class BlockStore:
         except (OSError, NotAPack) as error:
             self.folder.failures.tell("a pack is left out", error)
             return
-        pack.digests, pack.index = list(slots), self._index
+        pack.head, pack.digests, pack.index = head, list(slots), self._index
         self._index.update({digest: (pack, slot) for digest, slot in slots.items()})
 
     def _write_about(self) -> None:

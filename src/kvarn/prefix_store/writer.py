@@ -16,7 +16,7 @@ from kvarn.prefix_store.store import BlockStore, BlockToStore
 
 BATCH_BYTES = 4 << 20  # copied at once, between two steps
 MAX_WAITING = 8192  # blocks; 128 Ki tokens
-BUSY_SHARE = 1 / 64  # of one core while requests run
+BUSY_SHARE = 1 / 128  # of one core while requests run; copies on the engine's thread come on top
 POLL_S = 0.05
 CLOSE_S = 2.0  # for what still waits when the model is closed
 
@@ -52,7 +52,7 @@ class BlockWriter:
 
     def offer(self, digests: Sequence[bytes], tenant: str) -> None:
         """Write the blocks of a chain, in order, that are not there; never waits, and drops what is too much."""
-        if self._store.folder.is_read_only or self._is_closed:
+        if self._is_closed or not self._store.may_write():
             return
         with self._changed:
             for digest in digests:
