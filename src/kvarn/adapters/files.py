@@ -30,6 +30,7 @@ MAX_BYTES = 8 << 30  # where nobody says what there is room for
 BYTES_HELD = 2  # of a value: f16, the narrowest form in which backends hold pairs
 CONFIG, SAFETENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PEFT_PAIR = re.compile(r"(?:base_model\.model\.)?(.{1,300})\.lora_(embedding_)?([AB])(?:\.default)?(?:\.weight)?")
+_PEFT_BASE = re.compile(r"(?:base_model\.model\.)?(.{1,300})\.base_layer\.weight")
 _GGUF_PAIR = re.compile(r"(.{1,300})\.weight\.lora_([ab])")
 
 
@@ -104,8 +105,11 @@ def _read_folder(folder: str, max_bytes: int) -> AdapterFile:
             info = file.tensors[name]
             return dequantize(file.raw(name), info.type, info.shape)
 
-        halves = _halves(file.tensors, _peft_half, folder)
-        _check_size((info.shape for info in file.tensors.values()), max_bytes, folder)
+        copies = {name for name in file.tensors if _PEFT_BASE.fullmatch(name)}
+        halves = _halves([name for name in file.tensors if name not in copies], _peft_half, folder)
+        _check_copies(copies, halves, folder)
+        _check_copy_shapes(copies, halves, {name: file.tensors[name].shape for name in file.tensors}, folder)
+        _check_size((file.tensors[name].shape for both in halves.values() for name in both.values()), max_bytes, folder)
         pairs = [
             FilePair(module, module, _peft_pair(module, names, read, config.rank_of(module), config.scale_of(module)))
             for module, names in halves.items()
@@ -119,6 +123,32 @@ def _read_folder(folder: str, max_bytes: int) -> AdapterFile:
 def _peft_half(name: str) -> tuple[str, str] | None:
     found = _PEFT_PAIR.fullmatch(name)
     return None if found is None else (found.group(1), found.group(3).lower())
+
+
+def _check_copies(names: Iterable[str], halves: Mapping[str, object], folder: str) -> None:
+    """PEFT saves the base's own embedding and head beside pairs of theirs, which training leaves as they are."""
+    for name in sorted(names):
+        found = _PEFT_BASE.fullmatch(name)
+        if found is None or found.group(1) not in halves:
+            raise UnsupportedModel(f"{folder}: tensor {name!r} belongs to no pair; it is not supported", fields=(name,))
+
+
+def _check_copy_shapes(
+    copies: Iterable[str],
+    halves: Mapping[str, Mapping[str, str]],
+    shapes: Mapping[str, tuple[int, ...]],
+    folder: str,
+) -> None:
+    """A copy is the matrix that its pair changes: one of another shape belongs to a base with other tokens."""
+    for name in sorted(copies):
+        found = _PEFT_BASE.fullmatch(name)
+        both = halves[found.group(1)] if found is not None else {}
+        (a, b) = (shapes[both[half]] for half in "ab")
+        (rows, columns) = (b[:1], a[1:])
+        wanted = columns + rows if "lora_embedding_" in both["a"] else rows + columns
+        if shapes[name] != wanted:
+            message = f"tensor {name!r} has shape {shapes[name]}, its pair changes one of {wanted}"
+            raise FormatError(message, file=folder)
 
 
 def _peft_pair(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kvarn.adapters.files import AdapterDescription, open_adapter
 from kvarn.adapters.weights import HEAD, AdapterUse, LoraWeights
 from kvarn.checks import short
+from kvarn.config import DEFAULT_LORA_BYTES
 from kvarn.errors import CapacityError, DoesNotFit, FormatError, InvalidParameter, UnsupportedModel
 from kvarn.models.spec import Encoder
 
@@ -68,10 +69,11 @@ class _NamedAdapter:
 class AdapterPool:
     """Loads, names and packs adapters for one backend."""
 
-    def __init__(self, spec: ModelSpec, backend: Any, budget_bytes: int) -> None:
+    def __init__(self, spec: ModelSpec, backend: Any, budget_bytes: int | None) -> None:
+        """budget_bytes: None is DEFAULT_LORA_BYTES."""
         self._spec = spec
         self._backend = backend
-        self._budget_bytes = budget_bytes
+        self._budget_bytes = DEFAULT_LORA_BYTES if budget_bytes is None else budget_bytes
         self._entries: dict[str, _NamedAdapter] = {}
         self._leaving: list[_PackedAdapter] = []  # without a name, until their requests end
         self._ticks = count(1)
