@@ -9,25 +9,27 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvarn.checks import is_iterable, short, utf8
-from kvarn.errors import InvalidParameter, StorageError
-from kvarn.retrieval.embedder import DEFAULT_EMBEDDER, Embedder, ModelEmbedder
-from kvarn.retrieval.filters import parse_filter
+from kvarn.checks import is_iterable, utf8
+from kvarn.citations.types import Grounded
+from kvarn.retrieval.embedder import Embedder, ModelEmbedder
 from kvarn.retrieval.ingest.addition import Addition
 from kvarn.retrieval.ingest.chunking import Chunking
-from kvarn.retrieval.ingest.indexer import Indexer
+from kvarn.retrieval.ingest.folder_sync import SyncReport, places_of, sync_folder
+from kvarn.retrieval.ingest.indexer import Indexer, chunking_of
 from kvarn.retrieval.ingest.validation import DocumentInput, checked_batches, checked_queries
+from kvarn.retrieval.opening import as_embedder, llm_class, own_embedder, searchable_index, writable_index
+from kvarn.retrieval.search.attribution import SourceAttributor, source_attributor
 from kvarn.retrieval.search.query_cache import QueryCache, cache_key
 from kvarn.retrieval.search.rag_prompt import Grounding
 from kvarn.retrieval.search.rerank import rerank_hits
 from kvarn.retrieval.search.search import SearchOptions, find, num_reranked
-from kvarn.retrieval.storage.paths import collection_folder, existing_folder
-from kvarn.retrieval.types import AddReport, Float32, Hit, Mode, Tuning, check, check_k, check_mode
-from kvarn.types import MAX_PRIORITY, Grounded, Message
+from kvarn.retrieval.text_analysis import DEFAULT_LANGUAGE
+from kvarn.retrieval.types import AddReport, Float32, Hit, Mode, Tuning, check, check_k
+from kvarn.types import MAX_PRIORITY, Message
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
-    from kvarn.retrieval.retriever import ChunkStore, Retriever
+    from kvarn.retrieval.retriever import Retriever
 
 OnAdded = Callable[[int], None]  # documents done so far
 
@@ -39,32 +41,33 @@ class Collection:
         self,
         name: str,
         *,
-        model: str | LLM | Embedder = DEFAULT_EMBEDDER,
+        model: str | LLM | Embedder | None = None,
         folder: str | PathLike[str] | None = None,
         chunking: Chunking | None = None,
         index: Retriever | None = None,
     ) -> None:
         """Open a collection, or create it.
 
-        model: the embedding model, by name or loaded. folder: the parent of the collection's folder, in Kvarn's home by
-        default. index: a store other than the embedded one.
+        model: the embedding model, by name or loaded; by default the collection's own, minilm for a new one.
+        folder: the parent of the collection's folder, in Kvarn's home by default. index: another store than the
+        embedded one.
         """
         check.instance("chunking", chunking, Chunking, "a Chunking, or None", optional=True)
         self.name = name
-        self._embedder = _as_embedder(model)
-        self._index = index if index is not None else _embedded(collection_folder(name, _path(folder)))
-        self.chunking = _chunking_of(self._index.store, chunking)
+        embedder = None if model is None else as_embedder(model)
+        self._index = index if index is not None else writable_index(name, folder)
+        self._embedder = embedder or own_embedder(self._index)
+        self.chunking = chunking_of(self._index.store, chunking)
         self._lock = threading.Lock()  # one add at a time
         self._indexer = Indexer(self._index, name)
         self.query_cache: QueryCache[tuple[Hit, ...]] = QueryCache()
 
     @classmethod
     def open(
-        cls, name: str, *, model: str | LLM | Embedder = DEFAULT_EMBEDDER, folder: str | PathLike[str] | None = None
+        cls, name: str, *, model: str | LLM | Embedder | None = None, folder: str | PathLike[str] | None = None
     ) -> Collection:
         """Open an existing collection for searching only, while another process may be changing it."""
-        index = _embedded(existing_folder(name, _path(folder)), read_only=True)
-        return cls(name, model=model, index=index)
+        return cls(name, model=model, index=searchable_index(name, folder))
 
     def at_priority(self, priority: int) -> Collection:
         """The same open collection, whose texts and queries are embedded at this priority among the model's work."""
@@ -75,7 +78,7 @@ class Collection:
     def with_embedder(self, embedder: Embedder) -> Collection:
         """The same open collection, whose texts and queries another embedder embeds, of the same model."""
         view = copy.copy(self)
-        view._embedder = _as_embedder(embedder)
+        view._embedder = as_embedder(embedder)
         return view
 
     @property
@@ -89,8 +92,22 @@ class Collection:
         return self._index.version
 
     @property
+    def folder(self) -> Path | None:
+        """Where its files are; None if they are on another machine."""
+        return self._index.folder
+
+    @property
     def embedder(self) -> Embedder:
         return self._embedder
+
+    @property
+    def language(self) -> str:
+        """The language whose stop words and stems its words have."""
+        return str(self._index.store.meta("language", DEFAULT_LANGUAGE))
+
+    def attributor(self, question: str, hits: Sequence[Hit]) -> SourceAttributor:
+        """What finds out which of these hits support which sentences of an answer."""
+        return source_attributor(self._index, question, hits, self._embedder)
 
     def __len__(self) -> int:
         return self._index.num_chunks
@@ -103,7 +120,7 @@ class Collection:
         check.function("on_added", on_added)
         report = AddReport()
         num_done = 0
-        with self._lock:
+        with self._lock, self._index.bulk():
             for batch in checked_batches(documents):
                 report += self._indexer.add(batch, self.chunking, self._embedder)
                 num_done += len(batch)
@@ -142,7 +159,7 @@ class Collection:
         if rerank is None:
             return self.search_many([query], k, mode, filter, tuning)[0]
         check_k("k", k)
-        check.instance("rerank", rerank, _llm_class(), "a loaded kvarn.LLM")
+        check.instance("rerank", rerank, llm_class(), "a loaded kvarn.LLM")
         check.instance("tenant", tenant, str, "a string")
         hits = self.search_many([query], num_reranked(k, tuning), mode, filter, tuning)[0]
         return rerank_hits(rerank, query, hits, k, tenant)
@@ -156,7 +173,7 @@ class Collection:
         tuning: Tuning | None = None,
     ) -> list[list[Hit]]:
         """Search for several queries, embedded together."""
-        options = _options(k, mode, filter, tuning)
+        options = SearchOptions.checked(k, mode, filter, tuning)
         keys = {text: cache_key(text, options) for text in checked_queries(queries)}
         version = self.version
         found = {text: self.query_cache.get(key, version) for text, key in keys.items()}
@@ -176,7 +193,7 @@ class Collection:
     ) -> str | None:
         """The key of a search in the query cache; None if it is not so frequent that its result is cached."""
         (text,) = checked_queries([query])
-        key = cache_key(text, _options(k, mode, filter, tuning))
+        key = cache_key(text, SearchOptions.checked(k, mode, filter, tuning))
         return key if key in self.query_cache else None
 
     def ground(self, messages: Sequence[Message], count: Callable[[str], int], context: int) -> Grounded:
@@ -184,7 +201,11 @@ class Collection:
         return Grounding(self).ground(messages, count, context)
 
     def grounding(self, **options: Any) -> Grounding:
-        """A `retrieve=` with other options: k, mode, filter, budget, query, tuning."""
+        """A `retrieve=` with other options: the fields of Grounding.
+
+        k, mode, filter, tuning: of the search; query: instead of the last question; budget: tokens for all sources;
+        min_relevance: of the best hit, else the answer is the refusal; cite: free or every_sentence.
+        """
         return Grounding(self, **options)
 
     def documents(self) -> list[dict[str, Any]]:
@@ -197,16 +218,39 @@ class Collection:
         utf8("source", source)
         return self._index.store.ids_from(source)
 
+    def files_below(self, folder: str) -> dict[str, bytes]:
+        """Content hashes of the documents that are files below a folder: their id is their path."""
+        if folder != ".":
+            return dict(self._index.store.files_below(folder))
+        ids = [one["id"] for one in self.documents() if one["id"] == one["source"] and "." in places_of(one["id"])]
+        return dict(self._index.store.digests(ids))
+
+    def rename(self, moves: Mapping[str, str]) -> dict[str, str]:
+        """Give documents new ids, and sources, without embedding them again; those that have the new ids are removed.
+
+        Returns the moves that were made; a store that cannot rename makes none.
+        """
+        with self._lock:
+            return dict(self._index.rename(moves)) if moves else {}
+
+    def sync(self, folder: str | PathLike[str], *, force: bool = False, on_added: OnAdded | None = None) -> SyncReport:
+        """Bring the documents of a folder in step with its files: new, changed, moved and deleted ones.
+
+        force: also if most of its documents would be removed, or the folder is empty.
+        """
+        with self._index.bulk():
+            return sync_folder(self, check.path("folder", folder), force=force, on_added=on_added)
+
     def stats(self) -> dict[str, Any]:
         """Counts and settings."""
-        store = self._index.store
         return {
             "name": self.name,
-            "documents": len(store.documents()),
+            "documents": len(self.documents()),
             "chunks": len(self),
             "version": self.version,
-            "model": store.meta("model"),
+            "model": self._index.store.meta("model"),
             "dim": self._index.dim,
+            "language": self.language,
         }
 
     def optimise(self) -> None:
@@ -231,51 +275,3 @@ class Collection:
         if options.mode != "sparse":
             vectors = list(self._indexer.embed_queries(texts, self._embedder))
         return [tuple(find(self._index, *query, options)) for query in zip(texts, vectors, strict=True)]
-
-
-def _options(k: int, mode: Mode, filter: Mapping[str, Any] | None, tuning: Tuning | None) -> SearchOptions:
-    check_k("k", k)
-    check_mode(mode)
-    check.instance("tuning", tuning, Tuning, "a kvarn.Tuning, or None", optional=True)
-    return SearchOptions(k, mode, parse_filter(filter), tuning or Tuning())
-
-
-def _chunking_of(store: ChunkStore, requested: Chunking | None) -> Chunking:
-    """The requested chunking, which is stored; without one, the stored chunking."""
-    tokens, overlap = store.meta("chunk_tokens"), store.meta("chunk_overlap")
-    if requested is None:
-        return Chunking() if tokens is None else Chunking(int(tokens), int(overlap))
-    if (requested.tokens, requested.overlap) != (tokens, overlap):
-        store.set_meta({"chunk_tokens": requested.tokens, "chunk_overlap": requested.overlap})
-    return requested
-
-
-def _as_embedder(model: object) -> Embedder:
-    if isinstance(model, str | _llm_class()):
-        return ModelEmbedder(model)  # type: ignore[arg-type]
-    if isinstance(model, type) or not all(callable(getattr(model, name, None)) for name in ("count", "embed")):
-        raise InvalidParameter(
-            f"model is {short(model)}; give the name of an encoder such as minilm, or a kvarn.LLM", field="model"
-        )
-    return model  # type: ignore[return-value]
-
-
-def _llm_class() -> type:
-    from kvarn.llm import LLM
-
-    return LLM
-
-
-def _embedded(folder: Path, *, read_only: bool = False) -> Retriever:
-    from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
-
-    if not read_only:
-        return EmbeddedIndex(folder)
-    try:
-        return EmbeddedIndex(folder, read_only=True)
-    except StorageError:  # damaged: repair it as a writer, unless another process is one or the folder is read-only
-        return EmbeddedIndex(folder)
-
-
-def _path(folder: str | PathLike[str] | None) -> Path | None:
-    return None if folder is None else Path(check.path("folder", folder))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from kvarn.llm import LLM
 
 DEFAULT_EMBEDDER = "minilm"
+Role = Literal["query", "document"]  # what a text is: many models were trained with a prompt before each
+PROMPT_NAMES: dict[Role, tuple[str, ...]] = {
+    "query": ("query", "search_query", "Retrieval-query"),
+    "document": ("document", "passage", "search_document", "Retrieval-document"),
+}
+
+
+class Embeds(Protocol):
+    """What computes vectors; it may have a method embed_as(texts, role) too."""
+
+    def embed(self, texts: Sequence[str]) -> Float32: ...
 
 
 class Embedder(Protocol):
@@ -33,6 +44,19 @@ class Embedder(Protocol):
         """One unit vector per text, (n, dim); no text is longer than max_tokens."""
 
     def close(self) -> None: ...
+
+
+def embed_as(embedder: Embeds, texts: Sequence[str], role: Role | None) -> Float32:
+    """Unit vectors of queries or of documents; an embedder that knows no such difference has one way only."""
+    prompted = getattr(embedder, "embed_as", None)
+    if role is None or prompted is None:
+        return embedder.embed(texts)
+    vectors: Float32 = prompted(texts, role)
+    return vectors
+
+
+if TYPE_CHECKING:
+    Model = str | LLM | Embedder | None  # by name, or loaded; None: the collection's own
 
 
 class ModelEmbedder:
@@ -65,16 +89,28 @@ class ModelEmbedder:
 
     @property
     def max_tokens(self) -> int:
-        prompt = self.llm.vectors.prompts.text(None)
-        return self.llm.context - len(self.llm.tokenizer.encode(prompt, add_special=True))
+        prompts = self.llm.vectors.prompts
+        asked = {prompts.text(self._prompt_name(role)) for role in PROMPT_NAMES} | {prompts.text(None)}
+        return self.llm.context - max(len(self.llm.tokenizer.encode(one, add_special=True)) for one in asked)
 
     def count(self, text: str) -> int:
         return len(self.llm.tokenizer.encode(text, add_special=False)) if text else 0
 
     def embed(self, texts: Sequence[str]) -> Float32:
+        return self._embed(texts, None)
+
+    def embed_as(self, texts: Sequence[str], role: Role) -> Float32:
+        """Behind the prompt that the model has for such texts; its default one where it has none."""
+        return self._embed(texts, self._prompt_name(role))
+
+    def _embed(self, texts: Sequence[str], prompt_name: str | None) -> Float32:
         if not texts:
             return np.empty((0, self.llm.vectors.width), np.float32)
-        return self.llm.embed(list(texts), priority=self._priority)
+        return self.llm.embed(list(texts), prompt_name=prompt_name, priority=self._priority)
+
+    def _prompt_name(self, role: Role) -> str | None:
+        known = self.llm.vectors.prompts.by_name
+        return next((name for name in PROMPT_NAMES[role] if name in known), None)
 
     def at_priority(self, priority: int) -> ModelEmbedder:
         """The same model for texts of another priority; it stays this embedder's to load and to close."""

@@ -19,7 +19,8 @@ Float32 = npt.NDArray[np.float32]
 Scalar = str | int | float | bool
 Mode = Literal["hybrid", "dense", "sparse"]
 Fusion = Literal["rrf", "weighted"]
-Kind = Literal["text", "markdown", "html", "pdf", "code"]
+Kind = Literal["text", "markdown", "rst", "html", "pdf", "docx", "epub", "notebook", "csv", "code"]
+Lines = tuple[int, int]  # the first and the last one, from 1
 
 MAX_K = 10_000
 MAX_ID_CHARS = 1024
@@ -71,6 +72,8 @@ class TextChunk:
     start: int
     end: int
     heading: str = ""
+    lines: Lines | None = None  # where the document's text is that of its file
+    page: int | None = None  # of a PDF, on which it begins, from 1
 
     @property
     def searchable(self) -> str:
@@ -111,7 +114,10 @@ Scored = tuple[int, float]  # key of a chunk, score: higher is better
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A chunk that matches a query. span: characters of the document's text; highlights: of this text."""
+    """A chunk that matches a query. span: characters of the document's text; highlights: of this text.
+
+    lines: the first and the last one in the file, where it is text; page: of a PDF. Both from 1.
+    """
 
     id: str
     text: str
@@ -122,16 +128,30 @@ class Hit:
     heading: str = ""
     metadata: Mapping[str, Scalar] = field(default_factory=dict)
     highlights: tuple[tuple[int, int], ...] = ()
+    lines: Lines | None = None
+    page: int | None = None
+    relevance: float | None = None  # how likely it answers the query, 0 to 1; None: found by words alone
+
+    @property
+    def place(self) -> str:
+        """Where it is, as short as possible: source:first-last, source, page 3 or source:start-end in characters."""
+        source = self.source or self.document
+        if self.page is not None:
+            return f"{source}, page {self.page}"
+        first, last = self.lines or self.span
+        return f"{source}:{first}-{last}" if self.lines else f"{source}, characters {first}-{last}"
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """How a search fuses and orders its candidates."""
 
-    fusion: Fusion = "weighted"  # of scores normalised for each query; rrf: of ranks alone
-    weights: tuple[float, float] = (0.75, 0.25)  # dense, sparse; chosen on code search, see docs/retrieval.md
+    fusion: Fusion = "weighted"  # of scores on scales of their own; rrf: of ranks alone
+    weights: tuple[float, float] = (0.6, 0.4)  # dense, sparse; chosen on judged sets, see docs/retrieval.md
     rrf_k: float = 60.0  # Cormack, Clarke, Buettcher 2009
-    candidates: int | None = None  # of each kind before fusion; None: 5 k, at least 50
+    candidates: int | None = None  # of each kind before fusion; None: 3 k, at least 300
+    per_document: int | None = None  # most hits of one document, its best ones; None: as many as there are
+    min_score: float | None = None  # hits below it are left out; of hybrid searches, 0 to 1
     mmr: float | None = None  # 1: relevance only, 0: diversity only; None: no re-ordering
     highlights: bool = False
 
@@ -148,6 +168,8 @@ class Tuning:
             raise InvalidParameter("both weights are 0; give at least one of them a positive number", field="weights")
         check.number("rrf_k", self.rrf_k, 0.0, 1e6)
         check.integer("candidates", self.candidates, 1, MAX_K, optional=True)
+        check.integer("per_document", self.per_document, 1, MAX_K, optional=True)
+        check.number("min_score", self.min_score, -1e6, 1e6, optional=True)
         check.number("mmr", self.mmr, 0.0, 1.0, optional=True)
         check.flag("highlights", self.highlights)
         object.__setattr__(self, "weights", tuple(weights))

@@ -55,7 +55,7 @@ class Addition:
 
     def commit(self) -> AddReport:
         """Store the new and changed documents, equal content once; all of them or none."""
-        with self._lock:
+        with self._lock, self._index.writing():
             found = self._sorted(self._documents)
             self._embed_missing(found.unique)  # one that was stored meanwhile may have been removed again
             ready = [self._embedded[one.key] for one in found.unique]

@@ -1,26 +1,18 @@
 """Documents to chunks of a bounded number of tokens, split at the text's own boundaries.
 
-A document is split into sections (Markdown headings, definitions in code), and these as tokenizer.text_units does.
+A document is split into sections (sections.py), and these as tokenizer.text_units does.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kvarn.checks import check_parameter
-from kvarn.retrieval.types import Document, Kind, TextChunk
-from kvarn.tokenizer.text_units import Count, found_in, split_text, weighed
+from kvarn.retrieval.ingest.sections import MAX_HEADING_CHARS, sections
+from kvarn.retrieval.types import Document, Kind, Lines, TextChunk
+from kvarn.tokenizer.text_units import Count, split_text, weighed
 
-MAX_HEADING_CHARS = 200
-_HEADING_OR_FENCE = re.compile(r"^(?:(#{1,6})[ \t]+([^\n]+)|(```|~~~))", re.MULTILINE)
-_DEFINITION = re.compile(
-    r"^(?:async def|def|class|fn|pub fn|impl|func|function|export|struct|enum|interface|type|template)"
-    r"\b[^\n]*",
-    re.MULTILINE,
-)
-_DECORATOR = re.compile(r"@\w")
+TEXT_KINDS: frozenset[Kind] = frozenset({"text", "markdown", "rst", "csv", "code"})  # the text is that of the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,52 +30,41 @@ class Chunking:
 def split(document: Document, chunking: Chunking, count: Count) -> list[TextChunk]:
     """The chunks of a document, in order; blank ones are left out."""
     text, count = document.text, weighed(count)
+    places = _Places(document)
     chunks = []
-    for start, end, heading in _sections(text, document.kind):
+    for start, end, heading in sections(text, document.kind):
         head = heading[:MAX_HEADING_CHARS]
         room = chunking.tokens - (count(head) if head else 0)
         parts = split_text(text, (start, end), room, chunking.overlap, count)
-        chunks += [TextChunk(text[a:b], a, b, head) for a, b in parts]
+        chunks += [TextChunk(text[a:b], a, b, head, places.lines(a, b), places.page(a)) for a, b in parts]
     return chunks
 
 
-def _sections(text: str, kind: Kind) -> Iterator[tuple[int, int, str]]:
-    """Start, end and heading of a document's sections."""
-    marks: Iterable[tuple[int, str]] = ()
-    if kind in ("markdown", "html"):
-        marks = _heading_paths(text)
-    elif kind == "code":
-        marks = [(start, "") for start in _definitions(text)]
-    starts = [(0, ""), *marks]
-    for (start, heading), (end, _) in zip(starts, [*starts[1:], (len(text), "")], strict=True):
-        if text[start:end].strip():
-            yield start, end, heading
+class _Places:
+    """Lines and pages of a document's chunks, asked for in order: each character is looked at once."""
 
+    def __init__(self, document: Document) -> None:
+        self._text = document.text
+        self._has_lines = document.kind in TEXT_KINDS
+        self._has_pages = document.kind == "pdf"
+        self._at, self._line, self._page = 0, 1, 1
 
-def _definitions(text: str) -> Iterator[int]:
-    """Where each definition begins, with the decorators above it."""
-    floor = 0
-    for match in found_in(_DEFINITION, text, (0, len(text))):
-        start = match.start()
-        while start > floor and _DECORATOR.match(text, above := text.rfind("\n", floor, start - 1) + 1 or floor):
-            start = above
-        yield start
-        floor = match.end()
+    def lines(self, start: int, end: int) -> Lines | None:
+        """The lines of a span that neither begins nor ends with a blank."""
+        if not self._has_lines:
+            return None
+        self._advance(start)
+        return self._line, self._line + self._text.count("\n", start, end)
 
+    def page(self, start: int) -> int | None:
+        """The page of a PDF's text, in which form feeds part the pages."""
+        if not self._has_pages:
+            return None
+        self._advance(start)
+        return self._page
 
-def _heading_paths(text: str) -> list[tuple[int, str]]:
-    """Where each heading begins, with the path of those above it: "Install > From source"."""
-    fence = ""  # of the code block that is open
-    path: list[tuple[int, str]] = []
-    marks = []
-    for match in found_in(_HEADING_OR_FENCE, text, (0, len(text))):
-        if mark := match.group(3):
-            fence = "" if fence == mark else fence or mark
-        if fence or mark:
-            continue
-        level = len(match.group(1))
-        title = match.group(2)[: 2 * MAX_HEADING_CHARS]  # bounded: every heading below repeats it
-        title = title.rstrip(" \t#") or title[0]
-        path = [*(one for one in path if one[0] < level), (level, title[:MAX_HEADING_CHARS])]
-        marks.append((match.start(), " > ".join(title for _, title in path)))
-    return marks
+    def _advance(self, start: int) -> None:
+        first, last, sign = (self._at, start, 1) if start >= self._at else (start, self._at, -1)  # chunks may overlap
+        self._line += sign * self._text.count("\n", first, last)
+        self._page += sign * self._text.count("\f", first, last)
+        self._at = start

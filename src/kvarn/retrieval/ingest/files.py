@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvarn.errors import ConfigError, DocumentError
-from kvarn.retrieval.ingest.html import html_to_text
-from kvarn.retrieval.ingest.pdf import pdf_to_text
+from kvarn.retrieval.ingest.readers.docx import docx_to_text
+from kvarn.retrieval.ingest.readers.epub import epub_to_text
+from kvarn.retrieval.ingest.readers.html import html_to_text
+from kvarn.retrieval.ingest.readers.notebook import notebook_to_text
+from kvarn.retrieval.ingest.readers.pdf import pdf_to_text
 from kvarn.retrieval.types import MAX_DOCUMENT_CHARS, Document, Kind
 
 MAX_FILE_BYTES = 64_000_000
@@ -17,8 +20,31 @@ KINDS: dict[Kind, str] = {
     "markdown": "md markdown mdx",
     "html": "html htm xhtml",
     "pdf": "pdf",
-    "text": "txt text rst adoc org tex log csv tsv json jsonl yaml yml toml ini cfg xml",
-    "code": "py pyi js jsx ts tsx c h cc cpp hpp cu java kt go rs rb php cs swift scala lua r jl sh bash sql pl zig",
+    "docx": "docx",
+    "epub": "epub",
+    "notebook": "ipynb",
+    "rst": "rst",
+    "csv": "csv tsv",
+    "text": "txt text adoc org tex log json jsonl yaml yml toml ini cfg xml conf properties bib",
+    "code": "py pyi js mjs cjs jsx ts mts tsx vue svelte c h cc cxx cpp hh hpp hxx inl cu cuh m mm java kt kts groovy "
+    "gradle go rs rb php cs fs vb swift scala clj ex exs erl hs ml mli lua r jl sh bash zsh fish ps1 bat sql pl pm zig "
+    "nim d dart v sv vhd f90 f95 asm s proto thrift graphql tf cmake mk mako jinja j2 css scss less",
+}
+NAMES: dict[str, Kind] = {  # of files without a suffix, in lower case
+    **dict.fromkeys(
+        ("makefile", "dockerfile", "containerfile", "jenkinsfile", "rakefile", "gemfile", "justfile"), "code"
+    ),
+    **dict.fromkeys(
+        ("readme", "license", "copying", "authors", "changelog", "changes", "news", "notice", "todo"), "text"
+    ),
+}
+GENERATED = (".min.js", ".min.css", "package-lock.json", "composer.lock", "pnpm-lock.yaml")  # nobody reads these
+LOCK = "~$"  # of the file that Word keeps beside an open document
+_READERS: Mapping[Kind, Callable[[bytes, str], str]] = {
+    "pdf": pdf_to_text,
+    "docx": docx_to_text,
+    "epub": epub_to_text,
+    "notebook": notebook_to_text,
 }
 _BY_SUFFIX: dict[str, Kind] = {f".{suffix}": kind for kind, suffixes in KINDS.items() for suffix in suffixes.split()}
 
@@ -39,6 +65,11 @@ def list_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 def read_file(path: Path) -> Document:
     """One file as a document, named by its path."""
+    return read_bytes(load_file(path), path.as_posix())
+
+
+def load_file(path: Path) -> bytes:
+    """What a file holds; DocumentError if it is too large or cannot be read."""
     source = path.as_posix()
     try:
         num_bytes = path.stat().st_size
@@ -46,17 +77,19 @@ def read_file(path: Path) -> Document:
             raise DocumentError(
                 f"has {num_bytes:,} bytes, at most {MAX_FILE_BYTES:,} are read; split it", source=source
             )
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise DocumentError(f"cannot be read: {error.strerror}", source=source) from error
-    return read_bytes(data, source)
 
 
 def read_bytes(data: bytes, source: str, kind: Kind | None = None) -> Document:
     """The content of a file as a document; without a kind, the name's suffix decides."""
-    chosen: Kind = kind or _BY_SUFFIX.get(Path(source).suffix.lower(), "text")
-    if chosen == "pdf" or data.startswith(b"%PDF-"):
-        chosen, text = "pdf", pdf_to_text(data, source)
+    if not _is_unicode(source):
+        shown = source.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        raise DocumentError("has a name that is not Unicode; rename it", source=shown)
+    chosen: Kind = "pdf" if data.startswith(b"%PDF-") else kind or kind_of(source) or "text"
+    if chosen in _READERS:
+        text = _READERS[chosen](data, source)
     else:
         text = decode(data, source)
         text = html_to_text(text) if chosen == "html" else text
@@ -92,9 +125,30 @@ def decode(data: bytes, source: str) -> str:
     return text.replace("\r\n", "\n")
 
 
+def is_known_kind(name: str) -> bool:
+    """Whether files of this name are read when a folder is."""
+    return kind_of(name) is not None and not name.startswith(LOCK) and not name.lower().endswith(GENERATED)
+
+
+def kind_of(name: str) -> Kind | None:
+    """How a file of this name is read; None if files of that kind are not."""
+    path = Path(name.lower())
+    return _BY_SUFFIX.get(path.suffix) or NAMES.get(path.name)
+
+
+def _is_unicode(name: str) -> bool:
+    """Whether a file's name can be stored and shown; its bytes may be anything."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _walk(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in SKIPPED_FOLDERS)
         for name in sorted(names):
-            if not name.startswith(".") and Path(name).suffix.lower() in _BY_SUFFIX:
-                yield Path(parent, name)
+            path = Path(parent, name)
+            if not name.startswith(".") and is_known_kind(name) and (path.is_file() or not path.exists()):
+                yield path  # no pipe, which would be waited for; of a broken link is told that it cannot be read

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvarn.errors import InvalidParameter, RetrievalError
-from kvarn.retrieval.embedder import Embedder
+from kvarn.retrieval.embedder import Embedder, Role, embed_as
 from kvarn.retrieval.ingest.addition import Addition, Digested
 from kvarn.retrieval.ingest.chunking import Chunking, split
 from kvarn.retrieval.types import AddReport, Document, EmbeddedDocument, Float32
 
 if TYPE_CHECKING:
-    from kvarn.retrieval.retriever import Retriever
+    from kvarn.retrieval.retriever import ChunkStore, Retriever
 
 PROBE = "The mill turns grain into flour, and questions into answers."  # embedded to tell two models apart
 _NO_LOCK = nullcontext()
@@ -35,6 +35,7 @@ class Indexer:
         self._index = index
         self._name = name
         self._is_same_model = False  # whether the embedding model was compared with the index's
+        self._has_prompts = False  # whether queries and documents are embedded behind prompts of their own
 
     def addition(
         self, chunking: Chunking, embedder: Embedder, lock: AbstractContextManager[object] = _NO_LOCK
@@ -53,7 +54,7 @@ class Indexer:
         self._require_same_model(embedder)
         chunking = Chunking(embedder.max_tokens, 0)
         parts = [split(Document(text), chunking, embedder.count) for text in texts]
-        vectors = embedder.embed([part.text for one in parts for part in one])
+        vectors = embed_as(embedder, [part.text for one in parts for part in one], self._role("query"))
         bounds = np.cumsum([0, *map(len, parts)])
         means = [vectors[start:end].mean(axis=0) for start, end in itertools.pairwise(bounds)]
         return np.asarray([mean / max(float(np.linalg.norm(mean)), 1e-12) for mean in means], np.float32)
@@ -64,7 +65,7 @@ class Indexer:
         self._require_same_model(embedder)
         _require_fitting(chunking, embedder.max_tokens)
         chunks = [split(one.document, chunking, embedder.count) for one in documents]
-        vectors = embedder.embed([chunk.searchable for one in chunks for chunk in one])
+        vectors = embed_as(embedder, [chunk.searchable for one in chunks for chunk in one], self._role("document"))
         embedded, start = [], 0
         for one, own in zip(documents, chunks, strict=True):
             end = start + len(own)
@@ -81,7 +82,7 @@ class Indexer:
         mine = embedder.embed([PROBE])[0]
         stored = store.meta("probe")
         if stored is None:
-            store.set_meta({"probe": mine.tobytes(), "model": embedder.name})
+            store.set_meta({"probe": mine.tobytes(), "model": embedder.name, "has_prompts": 1})
         else:
             theirs = np.frombuffer(stored, np.float32)
             if theirs.shape != mine.shape or float(theirs @ mine) < MIN_PROBE_COSINE:
@@ -90,7 +91,22 @@ class Indexer:
                     f"({len(theirs)} dimensions), not {embedder.name!r} ({len(mine)}); open it with that one, "
                     "or index the documents again"
                 )
+        self._has_prompts = bool(store.meta("has_prompts", 0))
         self._is_same_model = True
+
+    def _role(self, role: Role) -> Role | None:
+        """None in a collection made before roles were told apart: all of its texts are behind the default prompt."""
+        return role if self._has_prompts else None
+
+
+def chunking_of(store: ChunkStore, requested: Chunking | None) -> Chunking:
+    """The requested chunking, which is stored; without one, the stored chunking."""
+    tokens, overlap = store.meta("chunk_tokens"), store.meta("chunk_overlap")
+    if requested is None:
+        return Chunking() if tokens is None else Chunking(int(tokens), int(overlap))
+    if (requested.tokens, requested.overlap) != (tokens, overlap):
+        store.set_meta({"chunk_tokens": requested.tokens, "chunk_overlap": requested.overlap})
+    return requested
 
 
 def _require_fitting(chunking: Chunking, max_tokens: int) -> None:

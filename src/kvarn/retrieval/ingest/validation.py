@@ -10,8 +10,8 @@ from kvarn.errors import InvalidParameter
 from kvarn.retrieval.types import MAX_QUERY_CHARS, Document, check_text
 
 DocumentInput = str | Document | Mapping[str, Any]
-BATCH_DOCUMENTS = 64  # committed together: what a crash may lose
-BATCH_CHARS = 200_000
+BATCH_DOCUMENTS = 512  # committed together: what a crash may lose
+BATCH_CHARS = 200_000  # seconds of embedding
 MAX_QUERIES = 1024
 
 

@@ -1,4 +1,4 @@
-"""The schema of both Milvus collections, of chunks and of values about them; chunks to rows and back.
+"""The schema of the Milvus collection of chunks; chunks to rows and back.
 
 Text is analysed here, as for the embedded index, so that BM25 sees the same terms.
 """
@@ -6,26 +6,44 @@ Text is analysed here, as for the embedded index, so that BM25 sees the same ter
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kvarn.errors import InvalidParameter
 from kvarn.retrieval.extras import require
+from kvarn.retrieval.milvus.connection import MilvusConnection
 from kvarn.retrieval.text_analysis import terms
 from kvarn.retrieval.types import EmbeddedDocument, StoredChunk, TextChunk
 
 HNSW = {"M": 16, "efConstruction": 128}
 MAX_TEXT_BYTES = 65_535
+STONE = "kvarngone"  # BM25 needs a word
+PLACE = "$place"  # in the metadata, where no document has a $: first line, last line, page of a chunk
+STORED = ("ordinal", "start", "stop", "heading", "text", "source", "digest", "metadata", "terms", "vector", "num_bytes")
 CHUNK_FIELDS = ("key", "document", "ordinal", "start", "stop", "heading", "text", "source", "metadata")
 
 
-def create_chunks(client: Any, name: str, dim: int) -> None:
-    """Create a collection with one row per chunk."""
+def create_chunks(connection: MilvusConnection, name: str, dim: int, between: Callable[[], object]) -> None:
+    """Create a collection with one row per chunk. between: called between the steps, each of which may take seconds."""
+    connection.create_collection(name, schema=_schema(connection, dim), consistency_level="Strong")
+    between()
+    indexes = connection.index_params()
+    indexes.add_index("vector", index_type="HNSW", metric_type="IP", params=HNSW)
+    bm25 = {"bm25_k1": 1.2, "bm25_b": 0.75}
+    indexes.add_index("sparse", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25", params=bm25)
+    connection.create_index(name, indexes)
+    between()
+    connection.load_collection(name)
+    between()
+
+
+def _schema(connection: MilvusConnection, dim: int) -> Any:
     pymilvus = require("pymilvus", "milvus")
     kinds = pymilvus.DataType
-    schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+    schema = connection.schema()
     schema.add_field("key", kinds.INT64, is_primary=True)
-    for field in ("version", "ordinal", "start", "stop"):
+    for field in ("version", "ordinal", "start", "stop", "num_bytes"):
         schema.add_field(field, kinds.INT64)
     for field in ("document", "source", "heading", "digest", "text"):
         schema.add_field(field, kinds.VARCHAR, max_length=MAX_TEXT_BYTES)
@@ -41,23 +59,7 @@ def create_chunks(client: Any, name: str, dim: int) -> None:
             output_field_names=["sparse"],
         )
     )
-    indexes = client.prepare_index_params()
-    indexes.add_index("vector", index_type="HNSW", metric_type="IP", params=HNSW)
-    bm25 = {"bm25_k1": 1.2, "bm25_b": 0.75}
-    indexes.add_index("sparse", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25", params=bm25)
-    client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong")
-
-
-def create_meta(client: Any, name: str) -> None:
-    """Create a small collection of names and values; Milvus requires a vector in every collection."""
-    kinds = require("pymilvus", "milvus").DataType
-    schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
-    schema.add_field("name", kinds.VARCHAR, max_length=256, is_primary=True)
-    schema.add_field("value", kinds.JSON)
-    schema.add_field("vector", kinds.FLOAT_VECTOR, dim=2)
-    indexes = client.prepare_index_params()
-    indexes.add_index("vector", index_type="FLAT", metric_type="IP")
-    client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong")
+    return schema
 
 
 def rows_of(document: EmbeddedDocument, version: int) -> Iterator[dict[str, Any]]:
@@ -68,10 +70,7 @@ def rows_of(document: EmbeddedDocument, version: int) -> Iterator[dict[str, Any]
             raise InvalidParameter(
                 f"a chunk of {document.id!r:.60} is longer than Milvus stores; use smaller chunks", field="documents"
             )
-        yield {
-            "key": _key(document.id, ordinal, version),
-            "version": version,
-            "document": document.id,
+        row = {
             "ordinal": ordinal,
             "start": chunk.start,
             "stop": chunk.end,
@@ -79,10 +78,35 @@ def rows_of(document: EmbeddedDocument, version: int) -> Iterator[dict[str, Any]
             "text": chunk.text,
             "source": document.source,
             "digest": document.digest.hex(),
-            "metadata": dict(document.metadata),
+            "metadata": {**document.metadata, PLACE: [*(chunk.lines or (None, None)), chunk.page]},
             "terms": words,
             "vector": vector.tolist(),
         }
+        yield placed(row | {"num_bytes": _num_bytes(row)}, document.id, version)
+
+
+def placed(row: Mapping[str, Any], document: str, version: int) -> dict[str, Any]:
+    """A row as one of that document and version."""
+    return {**row, "key": _key(document, row["ordinal"], version), "document": document, "version": version}
+
+
+def gravestone(document: str, version: int, dim: int) -> dict[str, Any]:
+    """A row that tells that the version has removed a document, until its rows are gone; never found."""
+    row = {
+        **dict.fromkeys(("start", "stop", "num_bytes"), 0),
+        **dict.fromkeys(("source", "heading", "digest", "text"), ""),
+        "ordinal": -1,
+        "metadata": {},
+        "terms": STONE,
+        "vector": [1.0] + [0.0] * (dim - 1),
+    }
+    return placed(row, document, version)
+
+
+def _num_bytes(row: Mapping[str, Any]) -> int:
+    """What a row holds; its indexes come on top."""
+    texts = sum(len(row[name].encode()) for name in ("text", "terms", "heading", "source"))
+    return texts + len(json.dumps(row["metadata"])) + 4 * len(row["vector"])
 
 
 def _key(document: str, ordinal: int, version: int) -> int:
@@ -93,5 +117,12 @@ def _key(document: str, ordinal: int, version: int) -> int:
 
 def chunk_of(row: Mapping[str, Any]) -> StoredChunk:
     """A chunk from the fields CHUNK_FIELDS."""
-    chunk = TextChunk(row["text"], row["start"], row["stop"], row["heading"])
-    return StoredChunk(row["key"], row["document"], row["ordinal"], chunk, row["source"], row["metadata"])
+    first, last, page = row["metadata"].get(PLACE, (None, None, None))
+    lines = None if first is None else (first, last)
+    chunk = TextChunk(row["text"], row["start"], row["stop"], row["heading"], lines, page)
+    return StoredChunk(row["key"], row["document"], row["ordinal"], chunk, row["source"], metadata_of(row))
+
+
+def metadata_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a row's document, without what is Kvarn's own in that field."""
+    return {name: value for name, value in row["metadata"].items() if name != PLACE}

@@ -1,10 +1,12 @@
 """The sparse index of one collection: BM25 over the terms of text_analysis.py (tantivy). Knows keys and texts.
 
-k1 is 1.2 and b 0.75; a chunk's length is rounded to one byte. Until it is rebuilt, its statistics count removed chunks.
+k1 is 1.2 and b 0.75; a chunk's length is rounded to one byte. Its statistics count removed chunks until tantivy merges
+them away or the index is rebuilt: num_removed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -14,27 +16,31 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from kvarn.errors import StorageError
 from kvarn.retrieval.extras import require
-from kvarn.retrieval.text_analysis import terms
-from kvarn.retrieval.top_k import top_k
-from kvarn.retrieval.types import Scored
+from kvarn.retrieval.scores import Keys, Scores
+from kvarn.retrieval.text_analysis import DEFAULT_LANGUAGE, bm25_limit, query_terms, terms
 
 HEAP_BYTES = 32_000_000
 EXTRA = 16  # fetched beyond k, so that ties at the end are broken by key
 IN_QUERY_SHARE = 0.1  # filters that match a smaller share become part of the query
 MAX_KEYS_IN_QUERY = 100_000
+MAX_KEYS_ONE_BY_ONE = 1_000
 
 
 class SparseIndex:
     """A BM25 index in its own folder. Searches may come from several threads, changes from one at a time."""
 
-    def __init__(self, folder: Path, *, is_writable: bool) -> None:
+    def __init__(self, folder: Path, *, is_writable: bool, language: str = DEFAULT_LANGUAGE) -> None:
+        """language: that its words are stemmed in."""
         tantivy = require("tantivy")
         self._lock = threading.RLock()
         self._writer: Any = None
         self._copy: TemporaryDirectory[str] | None = None
         self.folder = folder
+        self.language = language
         if is_writable:
             folder.mkdir(parents=True, exist_ok=True)
             self._index = tantivy.Index(_schema(tantivy), str(folder))
@@ -49,42 +55,71 @@ class SparseIndex:
     def __len__(self) -> int:
         return int(self._searcher().num_docs)
 
-    def change(self, added: Iterable[tuple[int, str]], removed: Iterable[int]) -> None:
-        """Remove and add chunks, replacing existing keys, and commit."""
+    @property
+    def num_removed(self) -> int:
+        """Removed chunks that still count in the statistics."""
+        try:
+            segments = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))["segments"]
+            return sum((segment.get("deletes") or {}).get("num_deleted_docs", 0) for segment in segments)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):  # another process has replaced it
+            return 0
+
+    def change(self, added: Iterable[tuple[int, str]], removed: Iterable[int], *, is_replay: bool = True) -> None:
+        """Remove and add chunks, and commit. is_replay: some of the added keys may be there already."""
         with self._lock:
             try:
-                self._write(added, removed)
+                self._write(added, removed, is_replay)
             except ValueError as error:  # tantivy raises it for everything, including a full disk
                 self._writer = None  # a writer that failed once stays broken
                 raise StorageError(f"{self.folder}: {error}; check the disk and try again") from error
             self._index.reload()
 
-    def _write(self, added: Iterable[tuple[int, str]], removed: Iterable[int]) -> None:
+    def _write(self, added: Iterable[tuple[int, str]], removed: Iterable[int], is_replay: bool) -> None:
         document = require("tantivy").Document
         if self._writer is None:
             self._writer = self._index.writer(HEAP_BYTES, 1)
         for key in removed:
             self._writer.delete_documents_by_term("key", key)
         for key, text in added:
-            self._writer.delete_documents_by_term("key", key)
-            self._writer.add_document(document(key=key, text=" ".join(terms(text))))
+            if is_replay:
+                self._writer.delete_documents_by_term("key", key)
+            self._writer.add_document(document(key=key, text=" ".join(terms(text, self.language))))
         self._writer.commit()
 
     def reload(self) -> None:
         """See what another process has committed."""
         self._index.reload()
 
-    def search(self, query: str, k: int, allowed: Sequence[int] | None = None) -> list[Scored]:
+    def search(self, query: str, k: int, allowed: Sequence[int] | None = None) -> Scores:
         """The k best chunks that share a term with the query, best first; only among the allowed keys if given."""
-        query_terms = Counter(terms(query))
+        counts = Counter(query_terms(query, self.language))
         searcher = self._searcher()
-        if not query_terms or not searcher.num_docs:
-            return []
+        if not counts or not searcher.num_docs:
+            return Scores.of([])
         if allowed is None:
-            return top_k(self._hits(searcher, self._query(query_terms), k + EXTRA), k)
+            return _best(self._hits(searcher, self._query(counts), k + EXTRA), k)
         if len(allowed) <= min(MAX_KEYS_IN_QUERY, IN_QUERY_SHARE * searcher.num_docs):
-            return top_k(self._hits(searcher, self._within(self._query(query_terms), allowed), k + EXTRA), k)
-        return self._filtered(searcher, self._query(query_terms), k, set(allowed))
+            return _best(self._hits(searcher, self._within(self._query(counts), allowed), k + EXTRA), k)
+        return self._filtered(searcher, self._query(counts), k, np.array(allowed, np.int64))
+
+    def scores(self, query: str, keys: Keys) -> Scores:
+        """BM25 of the given chunks; those that share no term with the query are left out."""
+        counts = Counter(query_terms(query, self.language))
+        searcher = self._searcher()
+        if not counts or not len(keys) or not searcher.num_docs:
+            return Scores.of([])
+        return self._hits(searcher, self._within(self._query(counts), keys.tolist()), len(keys))
+
+    def limit(self, query: str) -> float:
+        """The score that no chunk exceeds for a query."""
+        counts = Counter(query_terms(query, self.language))
+        frequencies = self.document_frequencies(counts)
+        return bm25_limit([(frequencies[term], count) for term, count in counts.items()], len(self))
+
+    def document_frequencies(self, terms: Iterable[str]) -> dict[str, int]:
+        """How many chunks have each of some terms."""
+        searcher = self._searcher()
+        return {term: searcher.doc_freq("text", term) for term in terms}
 
     def close(self) -> None:
         """Wait for merges to end and release the folder."""
@@ -95,37 +130,48 @@ class SparseIndex:
             if self._copy is not None:
                 self._copy.cleanup()
 
-    def _filtered(self, searcher: Any, query: Any, k: int, allowed: set[int]) -> list[Scored]:
+    def _filtered(self, searcher: Any, query: Any, k: int, allowed: Keys) -> Scores:
         """Fetch more and more until k of them are allowed."""
         count = 2 * (k + EXTRA)
         while True:
             hits = self._hits(searcher, query, count)
-            matching = [hit for hit in hits if hit[0] in allowed]
-            if len(matching) >= k or len(hits) < count:
-                return top_k(matching, k)
+            is_allowed = np.isin(hits.keys, allowed)
+            if is_allowed.sum() >= k or len(hits) < count:
+                return _best(Scores(hits.keys[is_allowed], hits.values[is_allowed]), k)
             count *= 4
 
-    def _hits(self, searcher: Any, query: Any, count: int) -> list[Scored]:
+    def _hits(self, searcher: Any, query: Any, count: int) -> Scores:
         found = searcher.search(query, min(count, searcher.num_docs), count=False).hits
         keys = searcher.fast_field_values("key", [address for _, address in found])
-        return [(int(key), float(score)) for key, (score, _) in zip(keys, found, strict=True)]
+        return Scores(np.array(keys, np.int64), np.array([score for score, _ in found], np.float64))
 
-    def _query(self, query_terms: Counter[str]) -> Any:
+    def _query(self, counts: Counter[str]) -> Any:
         tantivy = require("tantivy")
         clauses = []
-        for term, count in query_terms.items():
+        for term, count in counts.items():
             one = tantivy.Query.term_query(self._index.schema, "text", term, "freq")
             clauses.append((tantivy.Occur.Should, one if count == 1 else tantivy.Query.boost_query(one, float(count))))
         return tantivy.Query.boolean_query(clauses)
 
     def _within(self, query: Any, keys: Sequence[int]) -> Any:
+        """The query among some keys. A few of them are found sooner one by one than as a set."""
         tantivy = require("tantivy")
-        allowed = tantivy.Query.term_set_query(self._index.schema, "key", list(keys))
-        unscored = tantivy.Query.const_score_query(allowed, 0.0)
-        return tantivy.Query.boolean_query([(tantivy.Occur.Must, query), (tantivy.Occur.Must, unscored)])
+        must, should, schema = tantivy.Occur.Must, tantivy.Occur.Should, self._index.schema
+        if len(keys) <= MAX_KEYS_ONE_BY_ONE:
+            one_by_one = [(should, tantivy.Query.term_query(schema, "key", key, "basic")) for key in keys]
+            allowed = tantivy.Query.boolean_query(one_by_one)
+        else:
+            allowed = tantivy.Query.term_set_query(schema, "key", list(keys))
+        return tantivy.Query.boolean_query([(must, query), (must, tantivy.Query.const_score_query(allowed, 0.0))])
 
     def _searcher(self) -> Any:
         return self._index.searcher()
+
+
+def _best(scores: Scores, k: int) -> Scores:
+    """The k highest, best first; among equal ones the lower key first."""
+    order = np.lexsort((scores.keys, -scores.values))[:k]
+    return Scores(scores.keys[order], scores.values[order])
 
 
 def _schema(tantivy: Any) -> Any:

@@ -17,7 +17,16 @@ import numpy as np
 
 from kvarn.errors import StorageError
 from kvarn.retrieval.filters import Condition, to_sql
-from kvarn.retrieval.types import EmbeddedDocument, Float32, StoredChunk, TextChunk
+from kvarn.retrieval.storage.document_rows import (
+    PLACE_COLUMNS,
+    add_place_columns,
+    has_place_columns,
+    insert_document,
+    remove_documents,
+    rename_documents,
+    text_chunk,
+)
+from kvarn.retrieval.types import EmbeddedDocument, Float32, StoredChunk
 
 FILE = "truth.sqlite"  # not renamed: existing collections have it
 FORMAT = 1
@@ -53,6 +62,8 @@ class DocumentStore:
             self._writer = _connect(self._path) if is_writable else None
             if self._writer is not None:
                 self._writer.executescript(_TABLES)
+                add_place_columns(self._writer.cursor())
+            self._place = ", ".join(PLACE_COLUMNS) if has_place_columns(self._reader.cursor()) else "NULL, NULL, NULL"
         self._reader_lock = threading.RLock()
         if self.meta("format", FORMAT) != FORMAT:
             raise StorageError(f"{self._path} was written by another version of Kvarn; index the documents again")
@@ -81,15 +92,22 @@ class DocumentStore:
         with self._transaction() as cursor:
             version = self._next_version(cursor)
             for document in documents:
-                _remove(cursor, [document.id], version)
-                _insert(cursor, document, version)
+                remove_documents(cursor, [document.id], version)
+                insert_document(cursor, document, version)
         return version
 
     def remove(self, document_ids: Sequence[str]) -> tuple[int, int]:
         """Remove documents; returns how many were there, and the new version."""
         with self._transaction() as cursor:
             version = self._next_version(cursor)
-            return _remove(cursor, document_ids, version), version
+            return remove_documents(cursor, document_ids, version), version
+
+    def rename(self, moves: Mapping[str, str]) -> int:
+        """Give documents new ids and sources, and remove those that had them; returns the new version."""
+        with self._transaction() as cursor:
+            version = self._next_version(cursor)
+            rename_documents(cursor, moves, version)
+        return version
 
     def changed_since(self, version: int) -> tuple[list[int], list[int]]:
         """Keys of chunks added and removed after a version."""
@@ -105,13 +123,13 @@ class DocumentStore:
     def chunks(self, keys: Sequence[int]) -> dict[int, StoredChunk]:
         """Chunks by key; removed ones are left out."""
         rows = self._many(
-            "SELECT c.key, d.id, c.ordinal, c.text, c.start, c.stop, c.heading, d.source, d.metadata"
+            f"SELECT c.key, d.id, c.ordinal, c.text, c.start, c.stop, c.heading, {self._place}, d.source, d.metadata"
             " FROM chunks c JOIN documents d ON d.key = c.document WHERE c.key IN ({})",
             keys,
         )
         with _damaged_rows(self._path):
             return {
-                key: StoredChunk(key, document, ordinal, TextChunk(*chunk), source, json.loads(metadata))
+                key: StoredChunk(key, document, ordinal, text_chunk(chunk), source, json.loads(metadata))
                 for key, document, ordinal, *chunk, source, metadata in rows
             }
 
@@ -146,6 +164,12 @@ class DocumentStore:
     def owners(self, digests: Sequence[bytes]) -> dict[bytes, str]:
         """Ids of the documents that have these content hashes."""
         return dict(self._many("SELECT digest, id FROM documents WHERE digest IN ({})", digests))
+
+    def files_below(self, folder: str) -> dict[str, bytes]:
+        """Content hashes of the documents that are files below a folder: their id is their source."""
+        prefix = folder.rstrip("/") + "/"
+        sql = "SELECT id, digest FROM documents WHERE id = source AND substr(id, 1, ?) = ? ORDER BY id"
+        return dict(self._rows(sql, (len(prefix), prefix)))
 
     def ids_from(self, source: str) -> list[str]:
         """Ids of the documents of a file, or of all files below a folder."""
@@ -217,36 +241,6 @@ def live_bytes(path: Path) -> int:
         names = ("page_count", "freelist_count", "page_size")
         pages, free, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
     return int((pages - free) * size)
-
-
-def _insert(cursor: sqlite3.Cursor, document: EmbeddedDocument, version: int) -> None:
-    metadata = json.dumps(dict(document.metadata), ensure_ascii=False, sort_keys=True)
-    cursor.execute(
-        "INSERT INTO documents (id, source, digest, metadata) VALUES (?, ?, ?, ?)",
-        (document.id, document.source, document.digest, metadata),
-    )
-    key = cursor.lastrowid
-    cursor.executemany(
-        "INSERT INTO chunks (document, ordinal, start, stop, heading, text, vector, version)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (key, ordinal, chunk.start, chunk.end, chunk.heading, chunk.text, vector.tobytes(), version)
-            for ordinal, (chunk, vector) in enumerate(zip(document.chunks, document.vectors, strict=True))
-        ],
-    )
-
-
-def _remove(cursor: sqlite3.Cursor, document_ids: Sequence[str], version: int) -> int:
-    num_removed = 0
-    for document_id in document_ids:
-        row = cursor.execute("SELECT key FROM documents WHERE id = ?", (document_id,)).fetchone()
-        if row is None:
-            continue
-        cursor.execute("INSERT INTO removed SELECT key, ? FROM chunks WHERE document = ?", (version, row[0]))
-        cursor.execute("DELETE FROM chunks WHERE document = ?", row)
-        cursor.execute("DELETE FROM documents WHERE key = ?", row)
-        num_removed += 1
-    return num_removed
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -16,6 +16,7 @@ import numpy as np
 
 from kvarn.errors import StorageError
 from kvarn.retrieval.extras import require
+from kvarn.retrieval.scores import Keys, Scores
 from kvarn.retrieval.top_k import top_k
 from kvarn.retrieval.types import Float32, Scored
 
@@ -25,6 +26,7 @@ EXPANSION_SEARCH = 96
 ADD_BATCH = 256  # vectors added under the lock at once: how long a search may wait
 MIN_RESCORED = 20  # candidates beyond k that are rescored; k of them if k is larger
 EXACT_SHARE = 0.1  # filters that match a smaller share are scanned exactly
+NOTHING = Scores(np.empty(0, np.int64), np.empty(0, np.float64))
 Vectors = Callable[[Sequence[int]], Mapping[int, Float32]]
 
 
@@ -91,13 +93,52 @@ class DenseIndex:
                 return self._rescored(query, found[:num_rescored], k)
         return self._scan(query, allowed, k)
 
+    def nearest(self, query: Float32, count: int, allowed: Sequence[int] | None = None) -> Scores:
+        """The nearest, best first, in the graph's precision; only among the allowed ones if they are given."""
+        if allowed is not None:
+            found = self.cosines(query, np.array([key for key, _ in self.search(query, count, allowed)], np.int64))
+            order = np.argsort(-found.values, kind="stable")
+            return Scores(found.keys[order], found.values[order])
+        matches = self._matches(query, count)
+        if matches is None:
+            return NOTHING
+        return Scores(matches.keys.astype(np.int64), 1.0 - matches.distances.astype(np.float64))
+
+    def cosines(self, query: Float32, keys: Keys) -> Scores:
+        """Cosines in the graph's precision, that of the query included; of those keys that it holds."""
+        asked = keys.astype(np.uint64)
+        with self._lock:
+            held = asked[self._graph.contains(asked)] if len(asked) and len(self._graph) else asked[:0]
+            vectors = self._of(held)
+        return Scores(held.astype(np.int64), _cosines(vectors, _bf16(query)).astype(np.float64))
+
+    def mean(self, count: int) -> Float32:
+        """The mean of the vectors whose keys are evenly spread over all, (dim,)."""
+        with self._lock:
+            keys = np.sort(np.asarray(self._graph.keys, np.uint64)) if len(self._graph) else np.empty(0, np.uint64)
+            spread = keys[np.linspace(0, len(keys) - 1, min(count, len(keys))).astype(int)] if len(keys) else keys
+            vectors = self._of(spread)
+        mean: Float32 = vectors.mean(axis=0) if len(vectors) else np.zeros(self.dim, np.float32)
+        return mean
+
+    def _of(self, keys: Any) -> Float32:
+        """The vectors of keys that it holds, (n, dim), under the lock."""
+        if not len(keys):
+            return np.empty((0, self.dim), np.float32)
+        vectors: Float32 = np.concatenate(self._graph.get(keys, np.float32), dtype=np.float32)
+        return vectors.reshape(-1, self.dim)
+
     def _nearest(self, query: Float32, count: int) -> list[int]:
+        matches = self._matches(query, count)
+        return [] if matches is None else matches.keys.tolist()
+
+    def _matches(self, query: Float32, count: int) -> Any:
+        """What the graph finds, best first; None if it is empty."""
         with self._lock:
             if not len(self._graph):
-                return []
+                return None
             self._graph.expansion_search = max(EXPANSION_SEARCH, count)
-            matches = self._graph.search(query, min(count, len(self._graph)), threads=1)
-        return [int(key) for key in matches.keys]
+            return self._graph.search(query, min(count, len(self._graph)), threads=1)
 
     def _scan(self, query: Float32, allowed: Sequence[int], k: int) -> list[Scored]:
         """Score all allowed vectors in the graph's precision, then rescore the best of them exactly."""
@@ -106,7 +147,7 @@ class DenseIndex:
             keys = keys[self._graph.contains(keys)] if len(keys) else keys
             if not len(keys):
                 return []
-            scores = np.asarray(self._graph.get(keys, np.float32), np.float32) @ query
+            scores = self._of(keys) @ query
         count = min(_num_rescored(k), len(keys))
         best = np.argpartition(-scores, count - 1)[:count]
         return self._rescored(query, [int(key) for key in keys[best]], k)
@@ -115,13 +156,25 @@ class DenseIndex:
         vectors = self._vectors(keys)
         if not vectors:
             return []
-        scores = np.array(list(vectors.values()), np.float32) @ query
+        scores = _cosines(np.array(list(vectors.values()), np.float32), query)
         return top_k(zip(vectors, scores.tolist(), strict=True), k)
 
     def _drop(self, keys: Any) -> None:
         known = keys[self._graph.contains(keys)] if len(keys) and len(self._graph) else keys[:0]
         for key in known:
             self._graph.remove(int(key))
+
+
+def _cosines(vectors: Float32, query: Float32) -> Float32:
+    """Row by row: in a matrix product the last bits of a row depend on how many there are."""
+    cosines: Float32 = np.einsum("ij,j->i", vectors, query)
+    return cosines
+
+
+def _bf16(vector: Float32) -> Float32:
+    """Rounded as the graph rounds what it is asked for."""
+    bits = np.ascontiguousarray(vector, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
 def _num_rescored(k: int) -> int:

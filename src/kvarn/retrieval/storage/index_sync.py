@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,15 @@ from kvarn.retrieval.storage.document_store import DocumentStore
 from kvarn.retrieval.storage.folder import file_digest, file_digests, is_intact
 from kvarn.retrieval.storage.hnsw import DenseIndex
 from kvarn.retrieval.storage.manifest import CheckpointManifest, read_manifest, write_manifest
+from kvarn.retrieval.text_analysis import DEFAULT_LANGUAGE, detect_language
 
 CATCH_UP_BATCH = 1024  # chunks read from the store at a time
 MIN_CHECKPOINT_CHUNKS = 2048  # changed chunks before a checkpoint ...
-CHECKPOINT_SHARE = 0.25  # ... and their share of all chunks
+CHECKPOINT_SHARE = 0.25  # ... and their share of all chunks; while many are added in one go
+BULK_CHECKPOINT_SHARE = 0.5
+QUICK_CHUNKS = 20_000  # a BM25 index of so many is rebuilt for every removed chunk that is in its statistics ...
+REMOVED_SHARE = 0.05  # ... and a larger one when so many of its chunks are removed ones
+LANGUAGE_SAMPLE = 256  # chunks
 DAMAGED = "an index in %s is damaged, and made anew from the documents: %s"
 CHANGED = "its files are not those that were saved"
 log = logging.getLogger("kvarn.retrieval")
@@ -39,19 +45,21 @@ class IndexSync:
         self._store = store
         self._seed = seed
         self._num_changed = 0  # chunks, since the last checkpoint
+        self._is_replay = True  # whether the BM25 index may be ahead of the version it is known to have reached
         try:
             self._open()
         except BaseException:
             self.close()
             raise
 
-    def catch_up(self, version: int) -> None:
+    def catch_up(self, version: int, *, in_bulk: bool = False) -> None:
         """Bring both indexes to a version that the store has just reached; write a checkpoint if it is due."""
         self._num_changed += len(self._store.changed_since(self.version)[0]) + 1
         self.version = version
         self._catch_up_dense(version)  # each from its own version: one that failed the last time catches up
         self._catch_up_sparse(version)
-        if self._num_changed > MIN_CHECKPOINT_CHUNKS and self._num_changed > CHECKPOINT_SHARE * self._store.num_chunks:
+        share = BULK_CHECKPOINT_SHARE if in_bulk else CHECKPOINT_SHARE
+        if self._num_changed > MIN_CHECKPOINT_CHUNKS and self._num_changed > share * self._store.num_chunks:
             self._checkpoint()
 
     @property
@@ -62,16 +70,38 @@ class IndexSync:
     def refresh(self, version: int) -> None:
         """In a process that only reads: see what the writing one has committed."""
         self._catch_up_dense(version)
-        self.sparse.reload()
+        self.sparse.language = self._language
         self.version = version
-        if self.dense is None or len(self.dense) != self._store.num_chunks:  # the store has dropped some removals
-            self._open()
+        is_reloaded = self._reload_sparse()
+        if not is_reloaded or self.dense is None or len(self.dense) != self._store.num_chunks:
+            replaced = self.sparse
+            self._open()  # the BM25 index is another one, or the store has dropped some removals
+            replaced.close()
 
     def rebuild(self) -> None:
         """Rebuild both indexes from the store, without what removed documents have left."""
         self._require_writable()
+        self._detect_language()
         self._rebuild_sparse()
         self._rebuild_dense()
+        self._checkpoint()
+
+    def drop_removed(self) -> None:
+        """Make removed chunks no longer count in BM25's statistics, if there are any and that is quick or worth it."""
+        num_removed, num_chunks = self.sparse.num_removed, self._store.num_chunks
+        if not num_removed:
+            self.sparse.reload()  # a merge may have dropped them since the last change, and searches not know it yet
+        if self.is_behind or not num_removed or num_chunks > max(QUICK_CHUNKS, num_removed / REMOVED_SHARE):
+            return
+        fresh = self._new_sparse()
+        try:
+            fresh.change(self._texts(self._store.changed_since(0)[0]), (), is_replay=False)
+        except BaseException:  # a full disk: the old one goes on
+            fresh.close()
+            shutil.rmtree(fresh.folder, ignore_errors=True)
+            raise
+        old, self.sparse = self.sparse, fresh
+        old.close()
         self._checkpoint()
 
     def save(self) -> None:
@@ -95,7 +125,7 @@ class IndexSync:
         self._dense_version = self._load_dense(manifest)
         self._sparse_version = self._load_sparse(manifest)
         if self.is_writable:
-            self._catch_up_sparse(self.version)
+            self._catch_up_or_rebuild_sparse()
             if len(self.sparse) != self._store.num_chunks:
                 log.warning(DAMAGED, self.folder, f"it has {len(self.sparse):,} chunks, not {self._store.num_chunks:,}")
                 self._rebuild_sparse()
@@ -105,6 +135,17 @@ class IndexSync:
         self._saved_version = manifest.version
         self._num_changed = self.version - manifest.version
         self.save()
+
+    def _reload_sparse(self) -> bool:
+        """Whether the BM25 index is still the one that the writing process uses: a rebuilt one has another folder."""
+        manifest = read_manifest(self.folder)
+        if manifest is None or manifest.sparse not in ("", self.sparse.folder.name):
+            return False
+        try:
+            self.sparse.reload()
+        except ValueError:  # replaced in this moment
+            return False
+        return True
 
     def _load_dense(self, manifest: CheckpointManifest) -> int:
         """Load the graph if it is intact; returns its version, 0 for an empty one."""
@@ -128,7 +169,7 @@ class IndexSync:
         folder = self.folder / (manifest.sparse or "sparse-0")
         if folder.exists() and is_intact(folder, manifest.sparse_files):
             try:
-                self.sparse = SparseIndex(folder, is_writable=self.is_writable)
+                self.sparse = SparseIndex(folder, is_writable=self.is_writable, language=self._language)
                 len(self.sparse)
                 return manifest.version
             except (ValueError, OSError) as error:
@@ -147,18 +188,46 @@ class IndexSync:
     def _new_sparse(self) -> SparseIndex:
         """An empty index in a folder that was not used before."""
         numbers = [int(path.name.removeprefix("sparse-")) for path in self.folder.glob("sparse-*")]
-        return SparseIndex(self.folder / f"sparse-{max(numbers, default=-1) + 1}", is_writable=True)
+        folder = self.folder / f"sparse-{max(numbers, default=-1) + 1}"
+        return SparseIndex(folder, is_writable=True, language=self._language)
+
+    @property
+    def _language(self) -> str:
+        """Of the documents; of a collection made before it was stored, English."""
+        return str(self._store.meta("language", DEFAULT_LANGUAGE))
+
+    def _detect_language(self) -> None:
+        """Store the language of a sample of the texts; the BM25 index has to be rebuilt if it is another."""
+        keys, _ = self._store.changed_since(0)
+        sample = keys[:: max(1, len(keys) // LANGUAGE_SAMPLE)]
+        texts = [stored.chunk.text for _, stored in sorted(self._store.chunks(sample).items())]
+        self._store.set_meta({"language": detect_language(texts)})
 
     def _catch_up_sparse(self, version: int) -> None:
         """Bring the BM25 index to a version of the store; idempotent."""
         added, removed = self._store.changed_since(self._sparse_version)
-        for start in range(0, max(len(added), 1), CATCH_UP_BATCH):
-            chunks = self._store.chunks(added[start : start + CATCH_UP_BATCH])
-            texts = [(key, stored.chunk.searchable) for key, stored in sorted(chunks.items())]
-            removed_now = removed if start == 0 else []
-            if texts or removed_now:
-                self.sparse.change(texts, removed_now)
+        if added and self._store.meta("language") is None and not len(self.sparse):
+            self._detect_language()
+            self.sparse.language = self._language
+        if added or removed:
+            is_replay, self._is_replay = self._is_replay, True  # should this fail, it may be half done
+            self.sparse.change(self._texts(added), removed, is_replay=is_replay)
         self._sparse_version = version
+        self._is_replay = False
+
+    def _catch_up_or_rebuild_sparse(self) -> None:
+        """A process that was killed may have left a file that the index's next change must not meet."""
+        try:
+            self._catch_up_sparse(self.version)
+        except StorageError as error:
+            log.warning(DAMAGED, self.folder, error)
+            self._rebuild_sparse()
+
+    def _texts(self, keys: list[int]) -> Iterator[tuple[int, str]]:
+        """Keys and texts of chunks, a few of them in memory at a time."""
+        for start in range(0, len(keys), CATCH_UP_BATCH):
+            chunks = self._store.chunks(keys[start : start + CATCH_UP_BATCH])
+            yield from ((key, stored.chunk.searchable) for key, stored in sorted(chunks.items()))
 
     def _catch_up_dense(self, version: int) -> None:
         """Bring the graph to a version of the store."""
@@ -176,7 +245,7 @@ class IndexSync:
     def _rebuild_sparse(self) -> None:
         old, self.sparse = self.sparse, self._new_sparse()
         old.close()
-        self._sparse_version = 0
+        self._sparse_version, self._is_replay = 0, False
         self._catch_up_sparse(self.version)
 
     def _rebuild_dense(self) -> None:

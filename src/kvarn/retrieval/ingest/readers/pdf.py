@@ -12,6 +12,8 @@ from kvarn.errors import DocumentError
 from kvarn.retrieval.extras import require
 from kvarn.retrieval.types import MAX_DOCUMENT_CHARS
 
+PAGE_BREAK = "\n\n\f"
+
 
 @dataclass(frozen=True, slots=True)
 class PdfLimits:
@@ -22,7 +24,7 @@ class PdfLimits:
 
 
 def pdf_to_text(data: bytes, source: str, limits: PdfLimits | None = None) -> str:
-    """The text of all pages, with blank lines between them."""
+    """The text of all pages, with a blank line and a form feed between them: by that chunks know their page."""
     pypdf = require("pypdf")
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # its warnings become our errors
     try:
@@ -37,7 +39,7 @@ def pdf_to_text(data: bytes, source: str, limits: PdfLimits | None = None) -> st
     except Exception as error:  # the parser raises anything on a broken file
         reason = " ".join(str(error).split())[:120]
         raise DocumentError(f"is a broken PDF ({type(error).__name__}: {reason}); repair it", source=source) from None
-    text = "\n\n".join(pages)
+    text = PAGE_BREAK.join(pages)
     if not text.strip():
         raise DocumentError("is a PDF without text, perhaps scanned; run character recognition first", source=source)
     return text.encode("utf-8", "replace").decode()
@@ -53,4 +55,4 @@ def _pages(reader: Any, source: str, limits: PdfLimits) -> Iterator[str]:
         num_chars += len(text)
         if num_chars > limits.max_chars:
             raise DocumentError(f"has more than {limits.max_chars:,} characters; split it", source=source)
-        yield text
+        yield text.replace("\f", " ")
