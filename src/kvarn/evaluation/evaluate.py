@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from kvarn.checks import check_parameter
 from kvarn.config import MODEL_NAMES, EngineConfig, is_offline
 from kvarn.errors import BrokenScores, InvalidParameter
 from kvarn.evaluation.divergence import Float64, TokenDivergence, token_divergence, token_losses
-from kvarn.evaluation.model import EvaluatedModel, Int32
+from kvarn.evaluation.model import EvaluatedModel, Int32, file_facts
 from kvarn.evaluation.report import EvaluationReport, divergence_of, perplexity_of
 from kvarn.evaluation.text import Chunks, RunningText, TextFiles, cut_chunks, read_text, refuse_same_text
 from kvarn.hub import OnProgress, resolve
@@ -69,6 +70,8 @@ def evaluate_all(
     for one in (*models, *(() if against is None else (against,))):
         check_parameter.path("model" if one is not against else "against", one, MODEL_NAMES)
     run = _Evaluation(read_text(text), options or EvaluationOptions(), progress)
+    for one in (*(() if against is None else (against,)), *models):
+        run.look_at(one)
     if against is None:
         return [run.measure(model, None) for model in models]
     with run.load(against) as source:
@@ -95,9 +98,16 @@ class _Evaluation:
         self._progress = progress
         self._first = options.context // 2
 
+    def look_at(self, model: str | os.PathLike[str]) -> None:
+        """Before anything runs: every file is there, and none was made with this text."""
+        path = self._path(model)
+        refuse_same_text(file_facts(path).calibration, self._text, path.name)
+
     def load(self, model: str | os.PathLike[str]) -> EvaluatedModel:
-        path = resolve(os.fspath(model), offline=is_offline(), on_progress=self._progress)
-        return EvaluatedModel(path, self._options.engine_config())
+        return EvaluatedModel(self._path(model), self._options.engine_config())
+
+    def _path(self, model: str | os.PathLike[str]) -> Path:
+        return resolve(os.fspath(model), offline=is_offline(), on_progress=self._progress)
 
     def reference(self, source: EvaluatedModel) -> _Reference:
         """Run the source over the text and keep its states."""
@@ -114,7 +124,6 @@ class _Evaluation:
     def measure(self, model: str | os.PathLike[str], reference: _Reference | None) -> EvaluationReport:
         """Run a model over the text, beside the source where there is one."""
         with self.load(model) as loaded:
-            refuse_same_text(loaded.facts.calibration, self._text, loaded.name)
             chunks = self._chunks(loaded)
             if reference is not None:
                 _require_same_tokens(loaded, chunks, reference)

@@ -19,6 +19,7 @@ from kvarn.engine.load import load_model
 from kvarn.errors import UnsupportedModel
 from kvarn.evaluation.text import calibration_digests
 from kvarn.formats.open import open_weights
+from kvarn.models.describe import describe
 from kvarn.models.spec import Autoregressive
 
 Int32 = npt.NDArray[np.int32]
@@ -26,6 +27,7 @@ Float32 = npt.NDArray[np.float32]
 
 LOGIT_BYTES = 32 << 20  # of the rows of logits alive at one time
 DECODE_STEPS = 24
+MIN_CONTEXT = 64  # of a model whose predictions are measured on a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,21 @@ def file_facts(path: Path) -> FileFacts:
         )
     finally:
         source.close()
+
+
+def fitting_context(path: Path, wanted: int) -> int:
+    """So many tokens, or as many as the model was made for, where those are fewer."""
+    source = open_weights(path)
+    try:
+        length = describe(source).spec.context_length
+    finally:
+        source.close()
+    if length < MIN_CONTEXT:
+        raise UnsupportedModel(
+            f"{path} was made for {length} tokens, measuring needs sequences of {MIN_CONTEXT}; use rtn or imatrix "
+            "with a shorter --context"
+        )
+    return min(wanted, length)
 
 
 class EvaluatedModel:

@@ -45,14 +45,19 @@ class Chunks:
 
 def read_text(files: TextFiles) -> RunningText:
     """Read UTF-8 files, one after another."""
-    given = [files] if isinstance(files, str | os.PathLike) or not is_iterable(files) else files
-    paths = [Path(check_parameter.path("text", one, "the path of a file, or a list of them")) for one in given]
+    paths = text_paths(files)
     if not paths:
         raise InvalidParameter("no text was given; name at least one file", field="text")
     contents = [_read(path) for path in paths]
     digests = tuple(hashlib.sha256(content).hexdigest() for content in contents)
     texts = [_decoded(path, content) for path, content in zip(paths, contents, strict=True)]
     return RunningText(tuple(path.name for path in paths), digests, "\n".join(texts))
+
+
+def text_paths(files: TextFiles) -> list[Path]:
+    """The files one by one; what is no path is refused."""
+    given = [files] if isinstance(files, str | os.PathLike) or not is_iterable(files) else files
+    return [Path(check_parameter.path("text", one, "the path of a file, or a list of them")) for one in given]
 
 
 def cut_chunks(text: RunningText, tokenizer: Tokenizer, context: int, max_chunks: int | None) -> Chunks:

@@ -84,12 +84,12 @@ class Healing:
         return Distillation(_model(self.spec, self.source), _model(spec, pruned), self.ids, options)
 
 
-def heal_chunks(text: RunningText, tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
+def heal_chunks(text: RunningText, tokenizer: Tokenizer, context: int = CONTEXT) -> npt.NDArray[np.int32]:
     """The sequences of a text to learn from."""
-    found = cut_chunks(text, tokenizer, CONTEXT, None).ids
+    found = cut_chunks(text, tokenizer, context, None).ids
     if len(found) < MIN_CHUNKS:
         raise InvalidParameter(
-            f"{', '.join(text.names)} gives {len(found)} chunks of {CONTEXT} tokens, healing needs "
+            f"{', '.join(text.names)} gives {len(found)} chunks of {context} tokens, healing needs "
             f"{MIN_CHUNKS}, better thousands; give a longer text",
             field="text",
         )

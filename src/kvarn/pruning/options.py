@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from kvarn.checks import check_parameter
 from kvarn.config import MAX_THREADS
 from kvarn.errors import ConfigError
-from kvarn.evaluation.text import TextFiles
+from kvarn.evaluation.text import TextFiles, text_paths
 from kvarn.pruning.importance.criteria import CRITERIA
 from kvarn.pruning.importance.scores import SEED
 from kvarn.quantization.allocation.allocate import SizeTarget
+from kvarn.quantization.fp8.scheme import FP8Scheme
 from kvarn.quantization.recipes import mix_name
 
 MAX_LAYERS = 10_000
@@ -77,8 +77,11 @@ class PruneOptions:
         check_parameter.number("heal", self.heal_minutes, 0.0, MAX_MINUTES, optional=True)
         check_parameter.integer("heal_steps", self.heal_steps, 0, 1 << 30, optional=True)
         check_parameter.integer("seed", self.seed, 0, (1 << 31) - 1)
-        if isinstance(self.then, str):
-            mix_name(self.then)
+        for name in ("refit", "requantize", "force"):
+            check_parameter.flag(name, getattr(self, name))
+        text_paths(self.text)
+        if not isinstance(self.then, SizeTarget | None) and mix_name(self.then) in FP8Scheme.__members__:
+            raise ConfigError(f"then is {self.then}: a pruned model is a GGUF file, which has no FP8; give a GGUF type")
 
     @property
     def heals(self) -> bool:
@@ -86,7 +89,7 @@ class PruneOptions:
 
     @property
     def has_text(self) -> bool:
-        return isinstance(self.text, str | os.PathLike) or len(self.text) > 0
+        return len(text_paths(self.text)) > 0
 
     def check_for(self, target: PruneTarget) -> None:
         """Refuse what does not go together with a target."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kvarn.evaluation.model import fitting_context
 from kvarn.evaluation.text import DIGESTS, calibration_digests
+from kvarn.formats.gguf.new_file import NewFile
 from kvarn.formats.gguf.reader import GGUFFile
-from kvarn.formats.gguf.writer import Streamed, gguf_size, write_gguf
+from kvarn.formats.gguf.writer import Streamed, gguf_size, write_gguf, write_gguf_to
 from kvarn.formats.weights import TensorType, WeightSource
 from kvarn.hub import OnProgress
 from kvarn.pruning.cut import PrunedWeights
@@ -30,7 +31,8 @@ from kvarn.quantization.recipes import is_quantizable
 from kvarn.quantization.source import ModelSource
 
 LAYERS = "kvarn.pruning.layers"  # metadata: those of the source that stayed
-IMATRIX = ImatrixOptions(chunks=32, context=256)
+IMATRIX_CHUNKS, IMATRIX_CONTEXT = 32, 256
+COPIED_BYTES = 8 << 20  # at one time
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,9 @@ class PrunedFile:
         if not isinstance(self.source.weights, GGUFFile):
             self._write(output, self.source.weights, dict(self.source.metadata()))
             return
-        with tempfile.NamedTemporaryFile(dir=output.parent, prefix=f".{output.name}.", delete=False) as file:
-            try:
-                shutil.copyfile(self.path, file.name)
-                shutil.copymode(self.path, file.name)
-                os.replace(file.name, output)
-            except BaseException:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(file.name)
-                raise
+        with closing(NewFile(output.parent)) as new, open(self.path, "rb") as file:
+            shutil.copyfileobj(file, new.file, COPIED_BYTES)
+            new.publish(output)
 
     def write(self, output: Path, weights: PrunedWeights) -> None:
         """Write the weights, and quantise them where that was asked for."""
@@ -76,14 +72,14 @@ class PrunedFile:
         if self.options.then is None:
             self._write(output, weights, metadata)
             return
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
-            floats = Path(folder) / "pruned.gguf"
-            self._write(floats, weights, metadata)
-            self._quantize(floats, self.options.then, output)
+        tensors = self._tensors(output, weights)
+        with closing(NewFile(output.parent)) as floats, tempfile.TemporaryDirectory() as folder:
+            write_gguf_to(floats.file, metadata, tensors, progress=self._show("pruned.gguf"))
+            self._quantize(floats.path, self.options.then, output, Path(folder) / "pruned.imatrix")
 
-    def _quantize(self, floats: Path, then: str | SizeTarget, output: Path) -> None:
-        matrix = floats.with_suffix(".imatrix")
-        collect_imatrix(floats, matrix, text=self.options.text, options=IMATRIX, progress=self.progress)
+    def _quantize(self, floats: Path, then: str | SizeTarget, output: Path, matrix: Path) -> None:
+        few = ImatrixOptions(IMATRIX_CHUNKS, fitting_context(floats, IMATRIX_CONTEXT), self.threads)
+        collect_imatrix(floats, matrix, text=self.options.text, options=few, progress=self.progress)
         chosen = QuantizeOptions(
             imatrix=matrix,
             requantize=True,
@@ -100,11 +96,17 @@ class PrunedFile:
         return {**self.source.metadata(), **weights.hyperparameters, **told}
 
     def _write(self, output: Path, weights: WeightSource, metadata: dict[str, Any]) -> None:
+        write_gguf(output, metadata, self._tensors(output, weights), progress=self._show(output.name))
+
+    def _tensors(self, output: Path, weights: WeightSource) -> dict[str, Streamed]:
+        """All that is written; a disk without room for it is refused."""
         tensors = {name: self._streamed(weights, name) for name in weights.tensors}
         require_room(output, sum(tensor.num_bytes for tensor in tensors.values()))
+        return tensors
+
+    def _show(self, label: str) -> Callable[[int, int], None] | None:
         progress = self.progress
-        show = None if progress is None else lambda done, total: progress(done, total, output.name)
-        write_gguf(output, metadata, tensors, progress=show)
+        return None if progress is None else lambda done, total: progress(done, total, label)
 
     def _streamed(self, weights: WeightSource, name: str) -> Streamed:
         info = weights.tensors[name]

@@ -17,6 +17,7 @@ from kvarn.engine.embed_score import batch_of
 from kvarn.engine.load import LoadedModel, load_model
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.evaluation.divergence import Float64, token_divergence, token_losses
+from kvarn.evaluation.model import fitting_context
 from kvarn.evaluation.text import RunningText, cut_chunks
 from kvarn.formats.weights import TensorType
 
@@ -34,7 +35,7 @@ class CutProbe:
     """
 
     def __init__(self, path: Path, text: RunningText, threads: int, output_norm: Float32) -> None:
-        self._text, self._threads = text, threads
+        self._text, self._threads, self._length = text, threads, fitting_context(path, LENGTH)
         self._model = self._load(path)
         self.tokenizer = self._model.tokenizer
         try:
@@ -78,19 +79,19 @@ class CutProbe:
         self._model.close()
 
     def _load(self, path: Path) -> LoadedModel:
-        return load_model(path, EngineConfig(threads=self._threads, context=LENGTH, backend="native"))
+        return load_model(path, EngineConfig(threads=self._threads, context=self._length, backend="native"))
 
     def _cut_text(self) -> None:
-        chunks = cut_chunks(self._text, self._model.tokenizer, LENGTH, None).ids
+        length, chunks = self._length, cut_chunks(self._text, self._model.tokenizer, self._length, None).ids
         if len(chunks) < NUM_SEQUENCES:
             raise InvalidParameter(
-                f"{', '.join(self._text.names)} gives {len(chunks)} chunks of {LENGTH} tokens, measuring needs "
+                f"{', '.join(self._text.names)} gives {len(chunks)} chunks of {length} tokens, measuring needs "
                 f"{NUM_SEQUENCES}; give a longer text",
                 field="text",
             )
         self._ids = chunks[[(2 * i + 1) * len(chunks) // (2 * NUM_SEQUENCES) for i in range(NUM_SEQUENCES)]]
-        row = np.arange(self._ids.size) % LENGTH
-        self._scored = np.flatnonzero((row >= LENGTH // 2) & (row < LENGTH - 1))
+        row = np.arange(self._ids.size) % length
+        self._scored = np.flatnonzero((row >= length // 2) & (row < length - 1))
 
     def _run(self, model: LoadedModel, states: Float32 | None = None) -> Float32:
         """The states of every token; states: filled with what each layer reads."""
@@ -101,9 +102,9 @@ class CutProbe:
                 if states is None:
                     found.append(backend.forward(batch))
                 else:
-                    read = np.empty((len(states), LENGTH, states.shape[2]), np.float32)
+                    read = np.empty((len(states), len(ids), states.shape[2]), np.float32)
                     found.append(backend.forward_from(0, batch, read))
-                    states[:, number * LENGTH : (number + 1) * LENGTH] = read
+                    states[:, number * len(ids) : (number + 1) * len(ids)] = read
             finally:
                 kv.release("prune")
         return np.concatenate(found)

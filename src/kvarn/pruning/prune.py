@@ -9,14 +9,16 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from kvarn.config import is_offline
-from kvarn.evaluation.text import read_text
+from kvarn.checks import check_parameter
+from kvarn.config import MODEL_NAMES, is_offline
+from kvarn.evaluation.model import fitting_context
+from kvarn.evaluation.text import read_text, text_paths
 from kvarn.hub import OnProgress, resolve
 from kvarn.machine import choose_threads
 from kvarn.models.describe import describe
 from kvarn.pruning.cut import Cut, PrunedWeights, parameters, whole
 from kvarn.pruning.families import prunable_parts, require_same_function
-from kvarn.pruning.heal import Healing, HealingReport, HealOptions, heal_chunks, require_torch
+from kvarn.pruning.heal import CONTEXT, Healing, HealingReport, HealOptions, heal_chunks, require_torch
 from kvarn.pruning.importance.activations import collect_activations
 from kvarn.pruning.importance.criteria import DATA_FREE, Float32
 from kvarn.pruning.importance.scores import PartScores
@@ -25,7 +27,7 @@ from kvarn.pruning.output import PrunedFile
 from kvarn.pruning.planner import CutPlanner
 from kvarn.pruning.probe import CutProbe
 from kvarn.pruning.report import CutOutcome, PruningReport
-from kvarn.pruning.shapes import CutShape, shape_of
+from kvarn.pruning.shapes import CutShape, hidden_step, shape_of
 from kvarn.pruning.target_shape import ShapeTarget
 from kvarn.quantization.disk import require_writable
 from kvarn.quantization.source import ModelSource, open_source
@@ -41,14 +43,24 @@ def prune(
 ) -> PruningReport:
     """Write a model without the parts that matter least on a text, as GGUF; the file appears when it is whole."""
     started = time.perf_counter()
+    check_parameter.instance("target", target, PruneTarget, "a kvarn.PruneTarget, such as PruneTarget(keep=0.9)")
+    check_parameter.instance("options", options, PruneOptions, "kvarn.PruneOptions, or None", optional=True)
+    check_parameter.function("progress", progress)
+    name, file = check_parameter.path("source", source, MODEL_NAMES), Path(check_parameter.path("output", output))
     chosen = options or PruneOptions()
     chosen.check_for(target)
-    path = resolve(os.fspath(source), offline=is_offline(), on_progress=progress)
-    require_writable(Path(output), path, force=chosen.force)
+    path = resolve(name, offline=is_offline(), on_progress=progress)
+    require_writable(file, path, force=chosen.force, inputs=text_paths(chosen.text))
     with closing(open_source(path)) as opened:
         job = PruneJob(path, opened, target, chosen, progress)
-        report = job.copy(Path(output)) if target.removes_nothing else job.run(Path(output))
+        fits = _fits(path, target) and chosen.then is None and not chosen.heals
+        report = job.copy(file) if target.removes_nothing or fits else job.run(file)
     return replace(report, seconds=time.perf_counter() - started)
+
+
+def _fits(path: Path, target: PruneTarget) -> bool:
+    """Whether a file is small enough as it is."""
+    return target.num_bytes is not None and path.is_file() and path.stat().st_size <= target.num_bytes
 
 
 class PruneJob:
@@ -113,7 +125,7 @@ class PruneJob:
             return weights, None
         assert self._text is not None
         chosen = HealOptions(self._options.heal_minutes, self._options.heal_steps, self._options.seed)
-        ids = heal_chunks(self._text, planner.probe.tokenizer)
+        ids = heal_chunks(self._text, planner.probe.tokenizer, fitting_context(self._path, CONTEXT))
         healing = Healing(self._weights, self._spec, ids, chosen)
         values, report = healing.run(weights, describe(weights).spec, self._progress)
         named = {weights.source_name(name): value for name, value in values.items()}
@@ -171,4 +183,7 @@ class PruneJob:
             seconds=0.0,
             kl=kl,
             trials=() if planner is None else tuple(planner.trials),
+            then=None if self._options.then is None else str(self._options.then),
+            budget_bytes=self.target.target.num_bytes,
+            channel_step=hidden_step(self._weights, self._spec),
         )

@@ -26,6 +26,7 @@ class PruningReport:
 
     kl: mean divergence of the file from the source on the text. trials: shapes that were measured on the way.
     influence_kl: of the same shape by influence, where a criterion was used that looks at no activations.
+    budget_bytes: of the file, where that was asked for; channel_step: what the number of channels is a multiple of.
     """
 
     source: str
@@ -41,6 +42,14 @@ class PruningReport:
     trials: tuple[CutTrial, ...] = ()
     encoded_again: tuple[str, ...] = ()  # quantised matrices that were rounded a second time
     healing: HealingReport | None = None
+    then: str | None = None  # what the result was quantised to
+    budget_bytes: int | None = None
+    channel_step: int | None = None
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether the file has other errors than those of what went."""
+        return self.then is not None or bool(self.encoded_again)
 
     @property
     def kept(self) -> float:
@@ -65,12 +74,22 @@ class PruningReport:
                 f"{len(self.encoded_again)} matrices, {self.encoded_again[0]} the first, were quantised already and "
                 "are rounded a second time; start from F16, BF16 or F32 where there is one"
             )
-        if self.healing is not None and self.kl is not None and self.kl >= (self.kl_unrounded or 0.0):
+        if self.healing is not None and not self._has_healed:
+            before, after = self.healing.losses if self.is_rounded else (self.kl_unrounded, self.kl)
+            what = "of its last steps" if self.is_rounded else "of the file on the text"
             found.append(
-                f"healing did not help: KL {self.kl_unrounded:.3f} before it, {self.kl:.3f} of the file on the text; "
-                "heal longer, on a GPU, or not at all"
+                f"healing did not help: KL {before:.3f} before it, {after:.3f} {what}; heal longer, on a GPU, or not "
+                "at all"
             )
         return tuple(found)
+
+    @property
+    def _has_healed(self) -> bool:
+        """By the file; where that was rounded, too, by the steps of healing themselves."""
+        assert self.healing is not None
+        if self.is_rounded:
+            return self.healing.losses[1] < self.healing.losses[0]
+        return self.kl is not None and self.kl_unrounded is not None and self.kl < self.kl_unrounded
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

@@ -11,9 +11,9 @@ from kvarn.backends.native import _native
 from kvarn.errors import FormatError
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorInfo, TensorType
-from kvarn.quantization.packed.iq4_xs import encode_iq4_xs
-from kvarn.quantization.packed.mxfp4 import encode_mxfp4
-from kvarn.quantization.packed.types import PackedType, WrittenType
+from kvarn.quantization.storage_only.iq4_xs import encode_iq4_xs
+from kvarn.quantization.storage_only.mxfp4 import encode_mxfp4
+from kvarn.quantization.storage_only.types import StorageOnlyType, WrittenType
 
 Bytes = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
@@ -48,7 +48,7 @@ def _quantize(rows: Bytes, info: TensorInfo, type: WrittenType, weights: Float32
     if source not in FLOATS:
         flat = dequantize(flat, source, (count, columns)).reshape(-1).view(np.uint8)
         source = TensorType.F32
-    if isinstance(type, PackedType):
+    if isinstance(type, StorageOnlyType):
         values = dequantize(flat, source, (count, columns))
         if np.isfinite(values).all():
             return encode(values, type, weights if weights.size else None, team)
@@ -68,8 +68,8 @@ def _normalized(importance: Float32) -> Float32:
     return weights
 
 
-def encode(values: Float32, type: PackedType, importance: Float32 | None, team: _native.ThreadTeam) -> Bytes:
+def encode(values: Float32, type: StorageOnlyType, importance: Float32 | None, team: _native.ThreadTeam) -> Bytes:
     """The bytes of rows of finite values; importance: one number for each column, or none."""
-    if type is PackedType.IQ4_XS:
+    if type is StorageOnlyType.IQ4_XS:
         return encode_iq4_xs(values, importance, team)
     return encode_mxfp4(values, importance)

@@ -1,4 +1,7 @@
-"""kvarn.imatrix: run a text through a model and sum up what every matrix reads, in the native backend."""
+"""kvarn.collect_imatrix: run a text through a model and sum up what every matrix reads, in the native backend.
+
+Owns what is observed and under which names; the file is imatrix.py's.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,19 @@ from kvarn.config import MAX_THREADS, MODEL_NAMES, EngineConfig, is_offline
 from kvarn.engine.embed_score import token_states
 from kvarn.engine.load import LoadedModel, load_model
 from kvarn.errors import ConfigError, UnsupportedModel
-from kvarn.evaluation.text import Chunks, RunningText, TextFiles, cut_chunks, read_text
+from kvarn.evaluation.text import Chunks, RunningText, TextFiles, cut_chunks, read_text, text_paths
 from kvarn.formats.open import open_weights
 from kvarn.hub import OnProgress, resolve
 from kvarn.models.spec import Attention, Encoder, MixtureOfExperts
-from kvarn.quantization.imatrix import ImportanceMatrix, InputStatistics, merged, read_imatrix, write_imatrix
+from kvarn.quantization.disk import require_writable
+from kvarn.quantization.imatrix import (
+    ImportanceMatrix,
+    InputStatistics,
+    merged,
+    read_imatrix,
+    require_mergeable,
+    write_imatrix,
+)
 
 SAVE_CHUNKS = 64  # between two saves of what has been collected
 MIN_CHUNKS = 4  # fewer say little about a model
@@ -32,19 +43,24 @@ ROUTED = ("ffn_gate_inp", "ffn_gate_shexp", "ffn_up_shexp")
 
 @dataclass(frozen=True, slots=True)
 class ImatrixOptions:
-    """chunks: of the text, None for all. merge: matrices to add. resume: go on where the output file stopped."""
+    """chunks: of the text, None for all. merge: matrices to add. resume: go on where the output file stopped.
+
+    force: replace an output that exists.
+    """
 
     chunks: int | None = None
     context: int = 512
     threads: int | None = None
     merge: Sequence[str | os.PathLike[str]] = ()
     resume: bool = False
+    force: bool = False
 
     def __post_init__(self) -> None:
         check_parameter.integer("chunks", self.chunks, 1, 1 << 30, optional=True)
         check_parameter.integer("context", self.context, 16, 1 << 20)
         check_parameter.integer("threads", self.threads, 1, MAX_THREADS, optional=True)
         check_parameter.flag("resume", self.resume)
+        check_parameter.flag("force", self.force)
         check_parameter.instance("merge", self.merge, (list, tuple), "a list of files")
         for path in self.merge:
             check_parameter.path("merge", path, "a list of files")
@@ -64,6 +80,8 @@ def collect_imatrix(
     name, target = check_parameter.path("model", model, MODEL_NAMES), Path(check_parameter.path("output", output))
     chosen, words = options or ImatrixOptions(), read_text(text)
     path = resolve(name, offline=is_offline(), on_progress=progress)
+    read = [*text_paths(text), *map(Path, chosen.merge)]
+    require_writable(target, path, force=chosen.force or chosen.resume, inputs=read)
     before = _before(target, words, chosen)
     loaded = load_model(path, EngineConfig(threads=chosen.threads, context=chosen.context, backend="native"))
     try:
@@ -114,6 +132,9 @@ class _Collection:
         done = 0 if before is None else before.num_chunks
         others = [read_imatrix(path) for path in self._options.merge]
         self._backend.observe_inputs()
+        known = self._names or set(matrix_names(self._model.spec))
+        for one in others if before is None else [before, *others]:
+            require_mergeable(one, self._matrix(0, None), known)
         for number in range(done, len(chunks.ids)):
             self._see(chunks.ids[number])
             if number + 1 == len(chunks.ids) or (number + 1 - done) % SAVE_CHUNKS == 0:

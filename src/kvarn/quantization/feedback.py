@@ -23,8 +23,8 @@ from kvarn.quantization.blocks import Bytes, Float32, requantized
 from kvarn.quantization.gptq import ErrorFeedback
 from kvarn.quantization.imatrix import ImportanceMatrix
 from kvarn.quantization.moments import LayerInput, MomentCollector
-from kvarn.quantization.packed.types import PackedType, WrittenType
 from kvarn.quantization.report import TensorChange
+from kvarn.quantization.storage_only.types import StorageOnlyType, WrittenType
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class FeedbackJob:
 
     def run(self, changes: tuple[TensorChange, ...], folder: Path) -> Spool:
         """Round every matrix of a layer whose type has a grid; the spool lies in the folder, without a name."""
-        packed = [change.type.name for change in changes if isinstance(change.type, PackedType)]
-        if packed:
-            raise ConfigError(f"error feedback does not know {packed[0]}; use another type, or another method")
+        unknown = [change.type.name for change in changes if isinstance(change.type, StorageOnlyType)]
+        if unknown:
+            raise ConfigError(f"error feedback does not know {unknown[0]}; use another type, or another method")
         wanted = {change.source.name: change for change in changes if not change.is_copy and _has_grid(change.type)}
         spool, team = Spool(folder), _native.ThreadTeam(self.threads)
         with closing(MomentCollector(self.path, self.text, self.threads)) as collector:

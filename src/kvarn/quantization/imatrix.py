@@ -8,7 +8,7 @@ both F32; a stack of experts has one row for each. Further statistics of our own
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,7 @@ def write_imatrix(path: str | os.PathLike[str], matrix: ImportanceMatrix) -> Non
 
 def merged(first: ImportanceMatrix, second: ImportanceMatrix) -> ImportanceMatrix:
     """Both together, as if one pass had seen both texts."""
-    if first.chunk_size != second.chunk_size:
-        raise FormatError(
-            f"the chunks of {first.path or 'one matrix'} have {first.chunk_size:,} tokens, those of "
-            f"{second.path or 'the other'} {second.chunk_size:,}; merge matrices of one size"
-        )
+    _require_same_chunks(first, second)
     names = [*first.entries, *(name for name in second.entries if name not in first.entries)]
     return ImportanceMatrix(
         entries={name: _sum(name, first.entries.get(name), second.entries.get(name)) for name in names},
@@ -114,6 +110,36 @@ def merged(first: ImportanceMatrix, second: ImportanceMatrix) -> ImportanceMatri
         num_chunks=first.num_chunks + second.num_chunks,
         chunk_size=first.chunk_size,
     )
+
+
+def require_mergeable(matrix: ImportanceMatrix, own: ImportanceMatrix, known: Collection[str]) -> None:
+    """Refuse a file to add that is of another model, or of other chunks, before a text is run for it.
+
+    own: the statistics of this model, however few tokens they saw; known: matrices that it has beside these.
+    """
+    _require_same_chunks(own, matrix)
+    for name, found in matrix.entries.items():
+        mine = own.entries.get(name)
+        if mine is None and name not in known:
+            problem = f"it has statistics of {name}, which this model does not have"
+        elif mine is not None and found.sum_squares.shape != mine.sum_squares.shape:
+            problem = f"its statistics of {name} are {found.sum_squares.shape}, this model's {mine.sum_squares.shape}"
+        else:
+            continue
+        raise FormatError(f"{problem}; merge matrices of one model", file=matrix.path)
+    layers = {name.split(".")[1] for name in matrix.entries if name.startswith("blk.")}
+    for name in own.entries:
+        if name.startswith("blk.") and name.split(".")[1] not in layers:
+            problem = f"it has no statistics of {name} nor of any other matrix of that layer"
+            raise FormatError(f"{problem}; merge matrices of one model", file=matrix.path)
+
+
+def _require_same_chunks(first: ImportanceMatrix, second: ImportanceMatrix) -> None:
+    if first.chunk_size != second.chunk_size:
+        raise FormatError(
+            f"the chunks of {first.path or 'one matrix'} have {first.chunk_size:,} tokens, those of "
+            f"{second.path or 'the other'} {second.chunk_size:,}; merge matrices of one size"
+        )
 
 
 def require_match(matrix: ImportanceMatrix, tensors: Mapping[str, TensorInfo]) -> None:

@@ -14,6 +14,7 @@ from kvarn.config import EngineConfig
 from kvarn.engine.embed_score import token_states
 from kvarn.engine.load import load_model
 from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.evaluation.model import fitting_context
 from kvarn.evaluation.text import RunningText, cut_chunks
 from kvarn.hub import OnProgress
 from kvarn.models.spec import Attention, Block, FeedForward, ModelSpec
@@ -44,15 +45,16 @@ class MomentCollector:
     means: dict[LayerInput, Float32]
 
     def __init__(self, path: Path, text: RunningText, threads: int) -> None:
-        self._model = load_model(path, EngineConfig(threads=threads, context=CONTEXT, backend="native"))
+        context = fitting_context(path, CONTEXT)
+        self._model = load_model(path, EngineConfig(threads=threads, context=context, backend="native"))
         try:
             if not isinstance(self._model.backend, NativeBackend):
                 raise UnsupportedModel("error feedback needs the native backend, which cannot run this model")
             self._backend = self._model.backend
-            self._chunks = cut_chunks(text, self._model.tokenizer, CONTEXT, MAX_CHUNKS).ids
+            self._chunks = cut_chunks(text, self._model.tokenizer, context, MAX_CHUNKS).ids
             if len(self._chunks) < MIN_CHUNKS:
                 raise InvalidParameter(
-                    f"{', '.join(text.names)} gives {len(self._chunks)} chunks of {CONTEXT} tokens, error feedback "
+                    f"{', '.join(text.names)} gives {len(self._chunks)} chunks of {context} tokens, error feedback "
                     f"needs {MIN_CHUNKS}, better {MAX_CHUNKS}; give a longer text",
                     field="text",
                 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import tempfile
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvarn.backends.native import _native
 from kvarn.errors import ConfigError
+from kvarn.evaluation.model import fitting_context
 from kvarn.evaluation.text import RunningText, TextFiles
 from kvarn.formats.gguf.writer import Streamed, alignment_of, gguf_size, padded
 from kvarn.formats.weights import TensorInfo, TensorType, conversions
@@ -23,7 +24,6 @@ from kvarn.quantization.allocation.probe import DivergenceProbe
 from kvarn.quantization.blocks import FLOATS
 from kvarn.quantization.collect import ImatrixOptions, collect_imatrix
 from kvarn.quantization.imatrix import ImportanceMatrix
-from kvarn.quantization.packed.types import WrittenType
 from kvarn.quantization.recipes import (
     FILE_TYPES,
     MIXES,
@@ -35,8 +35,9 @@ from kvarn.quantization.recipes import (
 )
 from kvarn.quantization.report import TensorChange
 from kvarn.quantization.source import ModelSource
+from kvarn.quantization.storage_only.types import WrittenType
 
-IMATRIX_CHUNKS = 32  # collected on the text of a size, where no matrix was given
+IMATRIX_CHUNKS, IMATRIX_CONTEXT = 32, 512  # collected on the text of a size, where no matrix was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class SizePlanner:
             else _unchanged(source, info)
             for info in source.weights.tensors.values()
         ]
-        return QuantizationPlan(self._label(), _file_type(changes), tuple(changes), kl)
+        return QuantizationPlan(str(self.target), _file_type(changes), tuple(changes), kl)
 
     def check(self, source: ModelSource, metadata: dict[str, Any]) -> None:
         """Refuse a size that is too small, before anything is measured."""
@@ -105,7 +106,7 @@ class SizePlanner:
 
     def imatrix(self) -> ImportanceMatrix:
         """An importance matrix of the text itself."""
-        options = ImatrixOptions(chunks=IMATRIX_CHUNKS, threads=self.threads)
+        options = ImatrixOptions(IMATRIX_CHUNKS, fitting_context(self.path, IMATRIX_CONTEXT), self.threads)
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "imatrix.gguf"
             return collect_imatrix(self.path, output, text=self.text_files, options=options, progress=self.progress)
@@ -141,11 +142,6 @@ class SizePlanner:
             )
         budget.require_possible(matrices)
         return budget
-
-    def _label(self) -> str:
-        if self.target.num_bytes is None:
-            return f"{self.target.bits_per_weight:g} bits per weight"
-        return f"{self.target.num_bytes:,} bytes"
 
 
 def refuse_requantizing(source: ModelSource, infos: list[TensorInfo], *, confirmed: bool) -> None:
@@ -187,8 +183,8 @@ def _queries_per_kv_head(spec: ModelSpec) -> int:
 
 
 def _change(info: TensorInfo, wanted: WrittenType, type: WrittenType, matrix: ImportanceMatrix | None) -> TensorChange:
-    is_weighted = matrix is not None and info.name in matrix.entries and type not in (*FLOATS, TensorType.Q8_0)
-    return TensorChange(info, wanted, type, is_weighted)
+    change = TensorChange(info, wanted, type)
+    return replace(change, is_weighted=matrix is not None and info.name in matrix.entries and change.could_be_weighted)
 
 
 def _unchanged(source: ModelSource, info: TensorInfo) -> TensorChange:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.backends.native import _native
-from kvarn.checks import check_parameter, is_iterable
+from kvarn.checks import check_parameter
 from kvarn.config import MAX_THREADS, MODEL_NAMES, is_offline
 from kvarn.errors import ConfigError
-from kvarn.evaluation.text import DIGESTS, TextFiles, calibration_digests, read_text
+from kvarn.evaluation.text import DIGESTS, TextFiles, calibration_digests, read_text, text_paths
 from kvarn.formats.gguf.writer import Streamed, write_gguf
 from kvarn.formats.weights import WeightSource
 from kvarn.hub import OnProgress, resolve
@@ -27,11 +27,11 @@ from kvarn.quantization.folding.folds import folded_imatrix
 from kvarn.quantization.fp8.folder import write_fp8_folder
 from kvarn.quantization.fp8.scheme import FP8Scheme
 from kvarn.quantization.imatrix import ImportanceMatrix, read_imatrix, require_match
-from kvarn.quantization.packed.types import PackedType
 from kvarn.quantization.plan import QuantizationPlan, SizePlanner, plan_mix, refuse_requantizing
 from kvarn.quantization.recipes import is_quantizable, mix_name
 from kvarn.quantization.report import QuantizationReport, TensorChange
 from kvarn.quantization.source import ModelSource, open_source
+from kvarn.quantization.storage_only.types import StorageOnlyType
 
 METHODS = ("rtn", "imatrix", "awq", "gptq", "smoothquant")
 FOLDING = ("awq", "smoothquant")
@@ -64,14 +64,18 @@ class QuantizeOptions:
                 check_parameter.path(name, getattr(self, name))
         for name in ("pure", "requantize", "force"):
             check_parameter.flag(name, getattr(self, name))
-        for one in (self.text,) if isinstance(self.text, str) or not is_iterable(self.text) else self.text:
-            check_parameter.path("text", one, "the path of a file, or a list of them")
+        text_paths(self.text)
         if self.method == "rtn" and self.imatrix is not None:
             raise ConfigError("rtn rounds without an importance matrix; give no imatrix, or another method")
 
     @property
     def has_text(self) -> bool:
-        return isinstance(self.text, str | os.PathLike) or len(self.text) > 0
+        return len(text_paths(self.text)) > 0
+
+    def inputs(self) -> list[Path]:
+        """The files that are read beside the source."""
+        named = (self.imatrix, self.measured)
+        return [*text_paths(self.text), *(Path(one) for one in named if one is not None)]
 
     def check_for(self, type: str | SizeTarget) -> None:
         """Refuse what does not go together with a type or a size."""
@@ -123,7 +127,7 @@ def quantize(
     path = resolve(name, offline=is_offline(), on_progress=progress)
     if isinstance(wanted, str) and wanted in FP8Scheme.__members__:
         return _quantize_fp8(path, FP8Scheme[wanted], target, chosen, progress)
-    require_writable(target, path, force=chosen.force)
+    require_writable(target, path, force=chosen.force, inputs=chosen.inputs())
     opened = open_source(path)
     try:
         job = _Job(path, opened, chosen, progress)
@@ -219,7 +223,7 @@ class _Job:
         has_imatrix = self.matrix is not None
         job = FoldJob(self._path, self._source, self._text, self._threads, self._progress, has_imatrix)
         types = [(change.source.name, change.type) for change in plan.changes]
-        weights = job.run(method, {name: t.nearest if isinstance(t, PackedType) else t for name, t in types})
+        weights = job.run(method, {name: t.nearest if isinstance(t, StorageOnlyType) else t for name, t in types})
         changes = tuple(replace(change, source=weights.tensors[change.source.name]) for change in plan.changes)
         matrix = None if self.matrix is None else folded_imatrix(self.matrix, weights)
         return replace(plan, changes=changes), weights, matrix

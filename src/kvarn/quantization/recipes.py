@@ -14,9 +14,9 @@ from typing import Final, overload
 from kvarn.checks import check_parameter
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.quantization.fp8.scheme import FP8Scheme
-from kvarn.quantization.packed.types import PackedType, WrittenType
+from kvarn.quantization.storage_only.types import StorageOnlyType, WrittenType
 
-T, P = TensorType, PackedType
+T, S = TensorType, StorageOnlyType
 FLOATS: Final = (T.F32, T.F16, T.BF16)
 
 # name -> base type; Q3_K, Q4_K and Q5_K mean the medium ones, as in llama-quantize
@@ -24,7 +24,7 @@ MIXES: Final[Mapping[str, WrittenType]] = {
     **{type.name: type for type in (*FLOATS, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q6_K, T.IQ4_NL)},
     **{"Q2_K_S": T.Q2_K, "Q3_K_S": T.Q3_K, "Q3_K_M": T.Q3_K, "Q3_K_L": T.Q3_K},
     **{"Q4_K_S": T.Q4_K, "Q4_K_M": T.Q4_K, "Q5_K_S": T.Q5_K, "Q5_K_M": T.Q5_K},
-    **{"IQ4_XS": P.IQ4_XS, "MXFP4": P.MXFP4, "MXFP4_MOE": P.MXFP4},
+    **{"IQ4_XS": S.IQ4_XS, "MXFP4": S.MXFP4, "MXFP4_MOE": S.MXFP4},
 }
 ALIASES: Final = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 # general.file_type
@@ -36,7 +36,7 @@ FILE_TYPES: Final = {
 # For rows that are no multiple of 256 values.
 FALLBACKS: Final[Mapping[WrittenType, TensorType]] = {
     **{T.Q2_K: T.Q4_0, T.Q3_K: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0},
-    P.IQ4_XS: T.IQ4_NL,
+    S.IQ4_XS: T.IQ4_NL,
 }
 UNQUANTIZED = re.compile(
     r"(_norm|ffn_gate_inp|position_embd|token_types|ssm_conv1d|shortconv\.conv|per_layer_model_proj)\.weight$|altup|laurel"

@@ -10,7 +10,7 @@ from typing import Any
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.quantization.blocks import FLOATS
 from kvarn.quantization.fp8.scheme import FP8Scheme
-from kvarn.quantization.packed.types import WrittenType
+from kvarn.quantization.storage_only.types import WrittenType
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,11 @@ class TensorChange:
     @property
     def is_fallback(self) -> bool:
         return self.type is not self.wanted
+
+    @property
+    def could_be_weighted(self) -> bool:
+        """Whether importance would change its blocks: those of 8 bits and floats are plain rounding."""
+        return not self.is_copy and self.type not in (*FLOATS, TensorType.Q8_0)
 
     @property
     def num_bytes(self) -> int:
@@ -85,6 +90,14 @@ class QuantizationReport:
         changes = (change for change in self.changes if isinstance(change, TensorChange))
         return tuple(change for change in changes if change.source.type not in FLOATS and not change.is_copy)
 
+    @property
+    def unweighted(self) -> tuple[TensorChange, ...]:
+        """Tensors whose errors weigh evenly, as the importance matrix says nothing of them."""
+        if self.imatrix is None:
+            return ()
+        changes = (change for change in self.changes if isinstance(change, TensorChange))
+        return tuple(change for change in changes if change.could_be_weighted and not change.is_weighted)
+
     def types(self) -> dict[str, int]:
         """How many tensors there are of each type."""
         return dict(Counter(change.type.name for change in self.changes).most_common())
@@ -104,5 +117,6 @@ class QuantizationReport:
             for change in self.changes
         ]
         return {**found, "bits_per_weight": self.bits_per_weight, "types": self.types(), "tensors": changes} | {
-            "requantized": len(self.requantized)
+            "requantized": len(self.requantized),
+            "unweighted": len(self.unweighted),
         }

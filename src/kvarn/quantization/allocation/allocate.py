@@ -40,6 +40,9 @@ class SizeTarget:
         check_parameter.integer("bytes", self.num_bytes, 1, 1 << 60, optional=True)
         check_parameter.number("bpw", self.bits_per_weight, 0.1, MAX_BITS_PER_WEIGHT, optional=True)
 
+    def __str__(self) -> str:
+        return f"{self.bits_per_weight:g} bits per weight" if self.num_bytes is None else f"{self.num_bytes:,} bytes"
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

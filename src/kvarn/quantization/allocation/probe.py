@@ -22,6 +22,7 @@ from kvarn.engine.embed_score import batch_of
 from kvarn.engine.load import LoadedModel, load_model
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.evaluation.divergence import Float64, token_divergence
+from kvarn.evaluation.model import fitting_context
 from kvarn.evaluation.text import RunningText, cut_chunks
 from kvarn.formats.open import open_weights
 from kvarn.formats.quants import dequantize
@@ -50,7 +51,9 @@ class DivergenceProbe:
     """The source, loaded, with its own predictions on the text; close() frees it."""
 
     def __init__(self, path: Path, text: RunningText, threads: int | None) -> None:
-        config = EngineConfig(threads=threads, context=NUM_SEQUENCES * LENGTH, backend="native")
+        context = fitting_context(path, NUM_SEQUENCES * LENGTH)
+        self._length = context // NUM_SEQUENCES
+        config = EngineConfig(threads=threads, context=context, backend="native")
         self._model = load_model(path, config)
         self._opened = open_weights(path)
         try:
@@ -100,22 +103,22 @@ class DivergenceProbe:
         self._model.close()
 
     def _open_batch(self, text: RunningText) -> None:
-        chunks = cut_chunks(text, self._model.tokenizer, LENGTH, None).ids
+        length, chunks = self._length, cut_chunks(text, self._model.tokenizer, self._length, None).ids
         if len(chunks) < NUM_SEQUENCES:
             raise InvalidParameter(
-                f"{', '.join(text.names)} gives {len(chunks)} chunks of {LENGTH} tokens, measuring needs "
+                f"{', '.join(text.names)} gives {len(chunks)} chunks of {length} tokens, measuring needs "
                 f"{NUM_SEQUENCES}; give a longer text",
                 field="text",
             )
         picked = [(2 * i + 1) * len(chunks) // (2 * NUM_SEQUENCES) for i in range(NUM_SEQUENCES)]
         names = [f"probe-{i}" for i in range(NUM_SEQUENCES)]
         self._batch = batch_of(self._model.engine.kv, names, [chunks[number] for number in picked], 0)
-        row = np.arange(NUM_SEQUENCES * LENGTH) % LENGTH
+        row = np.arange(NUM_SEQUENCES * length) % length
         self._scored = row >= FIRST_SCORED
 
     def _run_source(self) -> None:
         spec = self._model.spec
-        self._states = np.empty((len(spec.blocks), NUM_SEQUENCES * LENGTH, spec.width), np.float32)
+        self._states = np.empty((len(spec.blocks), NUM_SEQUENCES * self._length, spec.width), np.float32)
         hidden = self._hidden = self._backend.forward_from(0, self._batch, self._states)[self._scored]
         rng = np.random.default_rng(SEED)
         drawn = [self._drawn(hidden[at : at + LOGIT_ROWS], rng) for at in range(0, len(hidden), LOGIT_ROWS)]

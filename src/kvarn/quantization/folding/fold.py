@@ -39,7 +39,7 @@ class FoldJob:
         wanted = {(fold.layer, fold.input): fold for fold in folds(self.source.spec, weights.tensors)}
         if not wanted:
             raise ConfigError(
-                f"{weights.path} has no weights to fold scales of {method} into; use gptq, imatrix or rtn"
+                f"{weights.path} has no weights to fold scales of {method} into; use another method, such as rtn"
             )
         with closing(MomentCollector(self.path, self.text, self.threads)) as collector:
             if method == "awq":

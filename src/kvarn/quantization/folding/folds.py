@@ -47,7 +47,8 @@ class Fold:
 def folds(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Iterator[Fold]:
     """All folds that a file's tensors admit, layer by layer; matrices that the file fuses (phi3's) admit none."""
     for layer, block in enumerate(spec.blocks):
-        for fold in _of_block(spec, layer, block):
+        is_shared = block.placement == "parallel" and f"blk.{layer}.ffn_norm.weight" not in tensors
+        for fold in _of_block(spec, layer, block, norm_is_shared=is_shared or block.state is not None):
             writers = tuple(name for name in fold.writers if name in tensors)
             fits = all(tensors[name].shape[0] == fold.channels for name in writers)
             columns = fold.channels * fold.shares
@@ -56,7 +57,8 @@ def folds(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Iterator[Fold]:
                 yield replace(fold, writers=writers)
 
 
-def _of_block(spec: ModelSpec, layer: int, block: Block) -> Iterator[Fold]:
+def _of_block(spec: ModelSpec, layer: int, block: Block, *, norm_is_shared: bool) -> Iterator[Fold]:
+    """norm_is_shared: what attention reads, a feed-forward or a state beside it reads, too."""
     ffn = block.feed_forward
 
     def named(*kinds: str) -> tuple[str, ...]:
@@ -64,7 +66,7 @@ def _of_block(spec: ModelSpec, layer: int, block: Block) -> Iterator[Fold]:
 
     own_norms = block.placement != "residual" and block.laurel is None  # else norms write into what others read, too
     if isinstance(block.mixer, Attention):  # what else mixes tokens is left alone
-        if own_norms:
+        if own_norms and not norm_is_shared:
             norm, readers = named("attn_norm.weight", "attn_norm.bias"), ("attn_q", "attn_k", "attn_v")
             yield Fold(layer, "qkv", norm, named(*(f"{kind}.weight" for kind in readers)), spec.width)
         yield from _of_values(layer, block.mixer)

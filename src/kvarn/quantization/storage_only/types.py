@@ -1,4 +1,4 @@
-"""IQ4_XS and MXFP4 as types to write; the native core has no kernels for them, files are read as other types."""
+"""IQ4_XS and MXFP4 as types to write: the native core has no kernels for them, files are read as other types."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 from kvarn.formats.weights import TensorType
 
 
-class PackedType(Enum):
+class StorageOnlyType(Enum):
     """ggml's id, values per block, bytes per block."""
 
     IQ4_XS = (23, 256, 136)
@@ -31,4 +31,4 @@ class PackedType(Enum):
         return num_values // self.value[1] * self.value[2]
 
 
-WrittenType = TensorType | PackedType
+WrittenType = TensorType | StorageOnlyType
