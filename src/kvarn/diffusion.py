@@ -99,7 +99,7 @@ class DiffusionParams:
     sparse: SparseConfig | None = None
     cfg_scale: float = 0.0  # classifier-free guidance away from the answer to no prompt; 0: off
     alg_temp: float = 0.0  # > 0: positions are drawn from softmax(confidence / alg_temp); for policies with a count
-    pinned: Mapping[int, int] = field(default_factory=dict)  # index in the answer -> token that is fixed there
+    pinned: Mapping[int, int | str] = field(default_factory=dict)  # index in the answer -> what is fixed from there on
     events: bool = False  # send the canvas after each step: TokenEvent.canvas
 
     def __post_init__(self) -> None:
@@ -121,6 +121,11 @@ class DiffusionParams:
         self._refuse_unread()
         self._check_sparse()
         object.__setattr__(self, "pinned", _pinned(self.pinned))
+
+    @property
+    def pinned_ids(self) -> Mapping[int, int]:
+        """The pinned tokens, once texts among them were encoded (kvarn.fill.pins)."""
+        return {index: token_id for index, token_id in self.pinned.items() if isinstance(token_id, int)}
 
     def _refuse_unread(self) -> None:
         """Refuse fields of other policies: they would be ignored."""
@@ -158,12 +163,16 @@ class CanvasView:
     step: int  # forward passes of this request so far, from 1
 
 
-def _pinned(pinned: object) -> Mapping[int, int]:
+def _pinned(pinned: object) -> Mapping[int, int | str]:
     if not isinstance(pinned, Mapping):
         raise InvalidParameter(
-            f"pinned is {short(pinned)}; give a mapping of index in the answer to token id", field="pinned"
+            f"pinned is {short(pinned)}; give a mapping of index in the answer to token id, or to a text",
+            field="pinned",
         )
-    for index, token_id in pinned.items():
+    for index, given in pinned.items():
         check_parameter.integer("an index of pinned", index, 0, 2**31 - 1)
-        check_parameter.integer(f"the token at index {index} of pinned", token_id, 0, 2**31 - 1)
+        if not isinstance(given, str):
+            check_parameter.integer(f"the token at index {index} of pinned", given, 0, 2**31 - 1)
+        elif not given:
+            raise InvalidParameter(f"the text at index {index} of pinned is empty; leave it out", field="pinned")
     return dict(pinned)

@@ -65,7 +65,7 @@ class _Writer:
         yield "{"
         for index, (name, value) in enumerate(schema["properties"].items()):
             yield f"{',' if index else ''}{json.dumps(name, ensure_ascii=False)}:"
-            yield from self.value(value, f"{path}/{name}", depth + 1, within)
+            yield from self.value(value, f"{path}/{_escaped(name)}", depth + 1, within)
         yield "}"
 
     def _list(
@@ -96,6 +96,11 @@ class _Writer:
         definitions = self._definitions.get(kind)
         found = definitions.get(name) if isinstance(definitions, dict) else None
         return found if isinstance(found, dict) else None
+
+
+def _escaped(name: str) -> str:
+    """A property in the name of a slot, as JSON pointers have it: no two values have one name."""
+    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _references(schema: Any) -> Iterator[str]:
@@ -143,8 +148,10 @@ def _all_in(names: Iterable[Any], properties: Mapping[str, Any]) -> bool:
 
 def _is_plain_list(schema: Mapping[str, Any]) -> bool:
     is_plain = schema.get("type") == "array" and "items" in schema and set(schema) <= OF_LISTS
-    # Of a whole number that is written as 3.0, or is no number at all, the constraint of a slot says what it is.
-    return is_plain and all(type(schema.get(name, 0)) is int for name in ("minItems", "maxItems"))
+    # A number written as 3.0, what is no number and bounds that no list meets are left to the constraint of a slot.
+    least, most = schema.get("minItems", 0), schema.get("maxItems", 0)
+    is_plain = is_plain and type(least) is int and type(most) is int
+    return is_plain and least >= 0 and ("maxItems" not in schema or least <= most)
 
 
 def _merged(parts: Iterator[str | NamedSlot]) -> Parts:
