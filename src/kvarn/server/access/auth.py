@@ -14,11 +14,13 @@ from urllib.parse import unquote_plus
 from starlette.types import Scope
 
 from kvarn.errors import AuthError
+from kvarn.routing.feed import PATH as REPLICA_PATH
 from kvarn.server.access.keys import KeyRing, Principal
 from kvarn.server.page.assets import PAGE_PATHS
 
-# Every path needs a key except these, and PAGE_PATHS for GET and HEAD. Exact paths: nothing below, no other spelling.
+# Every path needs a key except these, the next, and PAGE_PATHS for GET and HEAD. Exact paths: no other spelling.
 PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/startup", "/docs"})
+CLUSTER_PATHS = frozenset({REPLICA_PATH})  # opened by the cluster's key, which their route asks for
 METRICS_PATH = "/metrics"  # free on loopback; elsewhere for tiers that see metrics
 
 QUERY_NAMES = frozenset({"api_key", "api-key", "apikey", "access_token", "x-api-key", "authorization", "key", "token"})
@@ -61,7 +63,7 @@ class Authenticator:
 
 def _is_public(scope: Scope) -> bool:
     is_page = scope["method"] == "GET" and scope["path"] in PAGE_PATHS  # the pipeline has made GET of HEAD
-    return is_page or scope["path"] in PUBLIC_PATHS
+    return is_page or scope["path"] in PUBLIC_PATHS or scope["path"] in CLUSTER_PATHS
 
 
 def has_body(scope: Scope) -> bool:

@@ -1,139 +1,22 @@
-"""Rate limits of each key: requests and tokens over a sliding minute, and concurrent answers.
+"""Rate limits of each key: requests and tokens over a sliding minute, and concurrent answers. The rules, once.
 
-    enter() ─> expect(by its bytes) ─> grow(everything it may take) ──runs──> use(what it took) ──last byte──> settle()
-
-Counts by key, on a clock that never goes back; knows no HTTP and no engine. For one thread: the event loop's.
+Counts by key, in this process, on a clock that never goes back; knows no HTTP and no engine. For one thread: the event
+loop's.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from kvarn.errors import InvalidParameter, RateLimited
 from kvarn.server.access.account import KeyAccount
 from kvarn.server.access.keys import Principal
+from kvarn.server.access.reservation import Reservation, Wanted
 
 OnRefused = Callable[[str, str], None]
 MIN_ACCOUNTS = 1024  # from here on, idle ones are dropped now and then
-
-
-class Reservation:
-    """What one request may take, until it is settled: a slot from the start, tokens once they are known."""
-
-    def __init__(self, limits: RateLimits, account: KeyAccount) -> None:
-        now = limits.now()
-        self.num_tokens = 0  # that it may take; those that it took, once it is settled
-        self.num_slots = 1
-        self._limits = limits
-        self._account = account
-        self._is_open = True
-        self._is_used = False  # what it took is known, and no longer what it may take
-        self._is_counted = True  # among the requests of the minute
-        self._has_grown = False
-        self._began = now
-        account.num_running += 1
-        self._second = account.requests.charge(1, now)
-        self._charges: list[tuple[int, int]] = []  # second, tokens
-        self._num_open_ended = 0  # answers without max_tokens
-        self._num_known = 0  # tokens without theirs
-        self._num_expected = 0  # tokens that grow() will ask for, taken already
-        self._num_spent = 0  # tokens that its bytes have cost, whatever becomes of it
-        self._num_used = 0
-
-    @property
-    def is_in_vain(self) -> bool:
-        """Whether nothing was computed for it: it was refused."""
-        return self._num_used == 0 if self._is_used else not self._has_grown
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """x-ratelimit-{limit,remaining,reset}-{requests,tokens} as they are now; none for what is unlimited."""
-        return self._account.headers(self._limits.now())
-
-    def expect(self, num_tokens: int, num_spent: int) -> None:
-        """Take what it costs at least, by its bytes, before anything is made of them; a part of what grow() takes.
-
-        num_spent: what looking at them costs, also if the request is refused afterwards.
-        """
-        if not num_tokens:
-            return
-        self._limits.require(self._account, self, num_tokens, 0)
-        self._charge(num_tokens, self._limits.now())
-        self._num_expected += num_tokens
-        self._num_spent += min(num_spent, num_tokens)
-
-    def spend(self, num_tokens: int) -> None:
-        """Something was done for it that no answer will pay for."""
-        self._num_spent += num_tokens
-
-    def grow(self, num_tokens: int, *, num_answers: int = 1, open_ended: Sequence[int] = ()) -> None:
-        """Take tokens, and a slot for each answer, or raise when to retry; what it has stays its own.
-
-        open_ended: the most tokens of each answer without max_tokens; as many are taken as are to be expected.
-        """
-        account = self._account
-        num_slots = max(num_answers - self.num_slots, 0)
-        self._num_known += num_tokens
-        self._num_open_ended += len(open_ended)
-        num_tokens += sum(map(account.expected_answer.within, open_ended))
-        num_tokens -= (covered := min(self._num_expected, num_tokens))
-        self._limits.require(account, self, num_tokens, num_slots)
-        self._num_expected -= covered
-        self._has_grown = True
-        account.num_running += num_slots
-        self.num_slots += num_slots
-        self._charge(num_tokens, self._limits.now())
-
-    def withdraw(self) -> None:
-        """The request was refused before anything was computed, so it is no request of the minute."""
-        self.settle()
-        if self._is_counted:
-            self._is_counted = False
-            self._account.requests.correct(self._second, -1, self._limits.now())
-
-    def use(self, num_tokens: int) -> None:
-        """Count what it took instead of what it might have taken; its slots stay taken. Only the first call counts."""
-        if self._is_used:
-            return
-        self._is_used = True
-        self._num_used = max(0, num_tokens)
-        now = self._limits.now()
-        self._observe_use()
-        used_tokens = max(self._num_used, self._num_spent)
-        surplus = self.num_tokens - used_tokens
-        if surplus < 0:  # it took more than it reserved: the excess counts from now on
-            self._account.tokens.charge(-surplus, now)
-        for second, amount in reversed(self._charges):
-            given_back = max(0, min(surplus, amount))
-            self._account.tokens.correct(second, -given_back, now)
-            surplus -= given_back
-        self.num_tokens = used_tokens
-
-    def settle(self, used_tokens: int = 0) -> None:
-        """The request ended: its slots are free again, and so is what it did not use. Only the first call counts."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        self.use(used_tokens)
-        if self._num_used:
-            self._account.end(self.num_slots, self._limits.now() - self._began)
-        else:
-            self._account.num_running -= self.num_slots
-
-    def _observe_use(self) -> None:
-        account = self._account
-        account.num_reserved -= self.num_tokens
-        if self._num_used and self.num_tokens:
-            account.observe_use(self.num_tokens, self._num_used)
-        if self._num_used and self._num_open_ended:
-            account.expected_answer.observe((self._num_used - self._num_known) / self._num_open_ended)
-
-    def _charge(self, num_tokens: int, now: float) -> None:
-        self._charges.append((self._account.tokens.charge(num_tokens, now), num_tokens))
-        self._account.num_reserved += num_tokens
-        self.num_tokens += num_tokens
 
 
 class RateLimits:
@@ -156,27 +39,45 @@ class RateLimits:
         self._last = max(self._last, self._clock())
         return self._last
 
-    def enter(self, principal: Principal) -> Reservation:
-        """Count one more request of a key, whatever its size, or raise when to retry."""
-        account = self._account(principal, self.now())
-        self._require_slots(account, 1)
-        if (wait_s := account.requests.wait_s(1, self.now())) > 0:
-            raise self._refusal(account, "requests", f"{account.requests.limit:,} requests a minute", wait_s)
-        return Reservation(self, account)
+    async def start(self) -> None:
+        """Nothing is needed."""
 
-    def require(self, account: KeyAccount, taken: Reservation, num_tokens: int, num_slots: int) -> None:
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def enter(self, principal: Principal) -> Reservation:
+        """Count one more request of a key, whatever its size, or raise when to retry."""
+        account = self.account(principal)
+        return Reservation(self, account, await self.take(account, None, Wanted(num_requests=1, num_slots=1)))
+
+    async def take(self, account: KeyAccount, taken: Reservation | None, wanted: Wanted) -> float:
         """Raise unless a request that has taken something may take this much more."""
-        self._require_possible(account, taken.num_tokens + num_tokens, taken.num_slots + num_slots)
-        self._require_slots(account, num_slots)
-        if (wait_s := account.tokens_retry_s(num_tokens, self.now())) > 0:
+        self.require(account, taken, wanted)
+        return self.now()
+
+    def changed(self, account: KeyAccount, seconds: Iterable[int]) -> None:
+        """The accounts are all there is."""
+
+    def require(self, account: KeyAccount, taken: Reservation | None, wanted: Wanted) -> None:
+        """Raise unless a request that has taken something may take this much more."""
+        if taken is not None:
+            self.require_possible(account, taken.num_tokens + wanted.num_tokens, taken.num_slots + wanted.num_slots)
+        self._require_slots(account, wanted.num_slots)
+        if wanted.num_requests and (wait_s := account.requests.wait_s(wanted.num_requests, self.now())) > 0:
+            raise self._refusal(account, "requests", f"{account.requests.limit:,} requests a minute", wait_s)
+        if (wait_s := account.tokens_retry_s(wanted.num_tokens, self.now())) > 0:
             raise self._refusal(account, "tokens", f"{account.tokens.limit:,} tokens a minute", wait_s)
 
     def headers(self, principal: Principal) -> dict[str, str]:
         """What is left to a key, without taking anything."""
-        now = self.now()
-        return self._account(principal, now).headers(now)
+        return self.headers_of(self.account(principal))
 
-    def _require_possible(self, account: KeyAccount, num_tokens: int, num_slots: int) -> None:
+    def headers_of(self, account: KeyAccount) -> dict[str, str]:
+        """The same of an account."""
+        return account.headers(self.now())
+
+    def require_possible(self, account: KeyAccount, num_tokens: int, num_slots: int) -> None:
+        """Raise unless the tier may ever allow one request so much."""
         tier = account.tier
         if tier.concurrency is not None and num_slots > tier.concurrency:
             raise InvalidParameter(
@@ -192,7 +93,7 @@ class RateLimits:
             )
 
     def _require_slots(self, account: KeyAccount, number: int) -> None:
-        limit = account.tier.concurrency
+        limit = account.concurrency
         if limit is not None and number and account.num_running + number > limit:
             retry_s = account.next_retry_s(limit, self.now())
             raise self._refusal(account, "concurrency", f"{limit:,} answers at once", retry_s)
@@ -207,11 +108,12 @@ class RateLimits:
             headers=account.headers(self.now()),
         )
 
-    def _account(self, principal: Principal, now: float) -> KeyAccount:
+    def account(self, principal: Principal) -> KeyAccount:
+        """The account of a key, with the limits of its tier."""
         account = self._accounts.get(principal.key_id)
         if account is None:
             if len(self._accounts) >= self._prune_at:
-                self._prune(now)
+                self._prune(self.now())
             account = self._accounts[principal.key_id] = KeyAccount(principal)
         elif account.tier != principal.tier:
             account.update_tier(principal)
