@@ -17,10 +17,11 @@ FOLDER = "/page/"  # of every file but the page itself
 ROOT = "/"
 LANGUAGES = ("bash", "cpp", "css", "javascript", "json", "python", "rust", "sql", "xml")
 NAMES = (
-    *("page.css", "markdown.css", "live.css", "icon.svg"),
+    *("page.css", "markdown.css", "live.css", "models.css", "icon.svg"),
     *("app.js", "api.js", "state.js", "store.js", "conversations.js", "ask.js", "icons.js", "base.js"),
     *("sidebar.js", "chat.js", "message.js", "composer.js", "settings.js", "fields.js", "key.js", "markdown.js"),
-    *("live.js", "tokens.js", "documents.js"),
+    *("live.js", "tokens.js", "documents.js", "models.js", "panel.js", "fill.js", "rewrite.js"),
+    *("presets.js", "transfer.js", "kept.js", "filekinds.js"),
     *(f"vendor/{name}.js" for name in ("preact", "hooks", "signals-core", "signals", "htm", "marked", "purify")),
     *(f"vendor/{name}.js" for name in ("temml", "highlight", *(f"highlight-{one}" for one in LANGUAGES))),
 )

@@ -1,26 +1,26 @@
 // The server: requests with the key in a header, failures as objects, streams of events. Knows no conversation.
 import { signal } from "./base.js";
+import { ofBrowser, ofTab } from "./kept.js";
 
 // This file lies in page/ below wherever the server is offered, so the API is one folder up.
 const BASE = new URL("../", import.meta.url);
 const KEY = "kvarn.key";
 
-export const key = signal(sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "");
+export const key = signal(ofTab.get(KEY) ?? ofBrowser.get(KEY) ?? "");
 export const needsKey = signal(null); // null, or why a key is asked for
 export const isReachable = signal(true);
 
 export function setKey(text, remember) {
   key.value = text;
-  sessionStorage.setItem(KEY, text);
-  if (remember) localStorage.setItem(KEY, text);
-  else localStorage.removeItem(KEY);
+  ofTab.set(KEY, text);
+  ofBrowser.set(KEY, remember ? text : null);
   needsKey.value = null;
 }
 
 export function forgetKey() {
   key.value = "";
-  sessionStorage.removeItem(KEY);
-  localStorage.removeItem(KEY);
+  ofTab.set(KEY, null);
+  ofBrowser.set(KEY, null);
 }
 
 export class Failure extends Error {

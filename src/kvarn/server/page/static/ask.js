@@ -2,9 +2,9 @@
 import { signal } from "./base.js";
 import { events, Failure, getJson, request } from "./api.js";
 import * as conversations from "./conversations.js";
-import { passages, retrievalField } from "./documents.js";
+import { retrievalField, sourceOf } from "./documents.js";
 import { ALTERNATIVES, parsedFields } from "./fields.js";
-import { loadModels, modelsProblem, say } from "./state.js";
+import { chatModels, loadModels, modelsProblem, say } from "./state.js";
 import { Frames, textOf, tokensOf } from "./tokens.js";
 
 const SAVE_MS = 2000; // a page that is closed in mid-answer loses at most this much
@@ -70,7 +70,6 @@ export async function generate(parent, fields, begin) {
     run.requestId = response.headers.get("x-request-id");
     writer.warn(response.headers.get("x-kvarn-warning"));
     for await (const event of events(response)) writer.take(event);
-    await writer.cited;
     writer.end();
   } catch (error) {
     writer.fail(error);
@@ -79,6 +78,7 @@ export async function generate(parent, fields, begin) {
     left.delete(id);
     running.value = left;
     await conversations.persistIn(conversation, held.value);
+    await conversations.catchUp();
   }
 }
 
@@ -98,32 +98,41 @@ function chatBody(head) {
 
 // The conversation up to a message, as the API takes it.
 export function wireMessages(head) {
-  const messages = [];
-  for (let id = head; id; ) {
-    const message = conversations.messageOf(id).value;
-    messages.push(wireMessage(message));
-    id = message.parent;
-  }
+  const messages = conversations.lineage(head).map((id) => wireMessage(conversations.messageOf(id).value));
   const { system } = conversations.settings.value;
-  if (system?.trim()) messages.push({ role: "system", content: system });
-  return messages.reverse();
+  return system?.trim() ? [{ role: "system", content: system }, ...messages] : messages;
 }
+
+const modelOf = (message) => chatModels.value.find((one) => one.id === message.model);
 
 // Another answer that begins as this one does up to a token, and goes on with another one in its place.
 export async function branch(message, index, chosen) {
   const tokens = [...message.tokens.slice(0, index), { ...chosen, a: message.tokens[index].a }];
   const prefix = textOf(tokens);
   if (prefix === null) return say("The text ends in the middle of a character here; branch one token earlier or later.");
-  const { model } = message;
-  return generate(message.parent, { model, content: prefix, tokens, branchedAt: index }, async (abort) => {
-    const fields = parsedFields(conversations.settings.value, conversations.model.value);
+  return goOn(message, { content: prefix, tokens });
+}
+
+// An answer that was cut, stopped or lost goes on, as another version; not one whose text is not all that was written.
+export function canGoOn({ content, model, finish, state, reasoning, calls, sources }) {
+  const { schema, tools } = conversations.settings.value;
+  const isCut = finish === "length" || state === "stopped" || state === "lost";
+  const writer = modelOf({ model });
+  return isCut && Boolean(content && writer) && !writer.is_diffusion && !reasoning && !calls?.length && !sources && !schema?.trim() && !tools?.trim();
+}
+
+export function goOn(message, { content, tokens } = message) {
+  const { model, parent } = message;
+  const begun = textOf(tokens ?? []) === content ? { content, tokens } : { content };
+  return generate(parent, { model, ...begun }, async (abort) => {
+    const fields = parsedFields(conversations.settings.value, modelOf(message)); // of the one that goes on, whichever is chosen now
     for (const name of ["logprobs", "top_logprobs", "chat_template_kwargs", "reasoning_effort"]) delete fields[name];
-    const asked = await getJson("tokenize", { body: { model, messages: wireMessages(message.parent) }, signal: abort });
-    const begun = await getJson("tokenize", { body: { model, prompt: prefix, add_special_tokens: false }, signal: abort });
-    const prompt = [...asked.tokens, ...begun.tokens];
+    const asked = await getJson("tokenize", { body: { model, messages: wireMessages(parent) }, signal: abort });
+    const written = await getJson("tokenize", { body: { model, prompt: content, add_special_tokens: false }, signal: abort });
+    const prompt = [...asked.tokens, ...written.tokens];
     const left = asked.max_model_len - prompt.length;
-    const body = { ...fields, model, prompt, max_tokens: Math.max(1, Math.min(left, fields.max_tokens ?? left)), logprobs: ALTERNATIVES };
-    return request("v1/completions", { body: { ...body, stream: true, stream_options: { include_usage: true } }, signal: abort });
+    const body = { ...fields, model, prompt, max_tokens: Math.max(1, Math.min(left, fields.max_tokens ?? left)) };
+    return request("v1/completions", { body: { ...body, ...(begun.tokens ? { logprobs: ALTERNATIVES } : {}), stream: true, stream_options: { include_usage: true } }, signal: abort });
   });
 }
 
@@ -163,19 +172,20 @@ class AnswerWriter {
     for (const call of delta.tool_calls ?? []) this.call(call);
     const tokens = tokensOf(choice?.logprobs);
     if (tokens.length) this.fields.tokens = [...(this.fields.tokens ?? []), ...tokens];
-    if (event.retrieval?.citations.length) this.cite(event.retrieval.citations);
+    if (event.retrieval?.sentences) this.support(event.retrieval);
+    else if (event.retrieval?.citations.length) this.fields.sources = event.retrieval.citations.map(sourceOf);
     if (event.diffusion) this.denoise(event.diffusion);
     if (choice?.finish_reason) this.fields.finish = choice.finish_reason;
     if (event.usage) this.fields.usage = event.usage;
     this.draw();
   }
 
-  // The texts of the passages come beside the answer; without them their names are shown.
-  cite(citations) {
-    this.fields.sources = citations.map(({ number, source, document }) => ({ number, source: source || document, text: "" }));
-    const { collection } = conversations.settings.value;
-    const question = conversations.messageOf(this.fields.parent)?.value.content ?? "";
-    this.cited = passages(citations, collection, question).then((found) => (this.fields.sources = found), () => {});
+  // What was found out after the answer: spans count characters, not the halves that a string of the page has.
+  support({ citations, sentences }) {
+    const characters = Array.from(this.fields.content);
+    const unsupported = sentences.filter((one) => one.choice === 0 && !one.supported);
+    this.fields.cited = citations.filter((one) => one.cited).map((one) => one.number);
+    this.fields.unsupported = unsupported.map(({ span }) => characters.slice(span.start, span.end).join(""));
   }
 
   denoise(step) {

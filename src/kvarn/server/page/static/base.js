@@ -20,6 +20,16 @@ export function memo(Inner, differs = hasChanged) {
   };
 }
 
+// What is inside may fail, on a broken record or by a fault of ours: the rest of the page goes on.
+export class Guard extends Component {
+  componentDidCatch(error) {
+    this.setState({ error });
+  }
+  render({ says, children }, { error }) {
+    return error ? h("p", { class: "problem", role: "alert" }, `${says} (${error.message})`) : children;
+  }
+}
+
 function hasChanged(before, next) {
   return [...new Set([...Object.keys(before), ...Object.keys(next)])].some((name) => before[name] !== next[name]);
 }
@@ -47,3 +57,5 @@ export function download(name, text, type = "application/json") {
   link.click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
+
+export const size = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : bytes >= 1e6 ? `${Math.round(bytes / 1e6)} MB` : `${Math.max(1, Math.round(bytes / 1e3))} kB`);

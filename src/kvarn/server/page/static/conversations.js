@@ -1,5 +1,7 @@
 // The conversations, and the open one as a tree: every message has a parent, and the head tells which path is shown.
 import { batch, clip, computed, newId, signal } from "./base.js";
+import { ofBrowser, ofTab } from "./kept.js";
+import { presetSettings } from "./presets.js";
 import { chatModels, say } from "./state.js";
 import * as store from "./store.js";
 
@@ -16,15 +18,14 @@ const children = computed(() => {
 });
 
 // Ids from the first message to the head.
-export const path = computed(() => {
-  const ids = [];
-  const seen = new Set();
-  for (let id = current.value?.head; id && tree.value.has(id) && !seen.has(id); id = tree.value.get(id).peek().parent) {
-    seen.add(id);
-    ids.push(id);
-  }
-  return ids.reverse();
-});
+export const path = computed(() => lineage(current.value?.head));
+
+// From the first message to this one.
+export function lineage(head) {
+  const ids = new Set();
+  for (let id = head; tree.value.has(id) && !ids.has(id); id = tree.value.get(id).peek().parent) ids.add(id);
+  return [...ids].reverse();
+}
 
 export const messageOf = (id) => tree.value.get(id);
 export const siblingsOf = (id) => children.value.get(tree.value.get(id)?.peek().parent ?? "") ?? [];
@@ -40,12 +41,8 @@ const LAST = "kvarn.settings";
 let saving = 0;
 
 function lastSettings() {
-  try {
-    const { system, params, schema, tools, ...rest } = JSON.parse(localStorage.getItem(LAST)) ?? {};
-    return { model: rest.model, inspect: rest.inspect };
-  } catch {
-    return {};
-  }
+  const { model, inspect, preset } = ofBrowser.object(LAST);
+  return { model, inspect, ...presetSettings(preset) };
 }
 
 export async function refresh() {
@@ -55,26 +52,27 @@ export async function refresh() {
 export function begin() {
   if (current.value && path.value.length === 0) return;
   const now = Date.now();
+  ofTab.set("kvarn.open", null);
   batch(() => {
     tree.value = new Map();
     current.value = { id: newId(), title: "New chat", settings: lastSettings(), head: null, created: now, updated: now };
   });
 }
 
-export async function open(id) {
+export async function open(id, { isLive = false } = {}) {
   const found = list.value.find((one) => one.id === id);
   if (!found) return begin();
   const messages = await store.messagesOf(id);
   messages.sort((a, b) => a.created - b.created);
   batch(() => {
-    tree.value = new Map(messages.map((message) => [message.id, signal(settled(message))]));
+    tree.value = new Map(messages.map((message) => [message.id, signal(settled(message, isLive))]));
     current.value = found;
   });
-  sessionStorage.setItem("kvarn.open", id);
+  ofTab.set("kvarn.open", id);
 }
 
-// An answer that was under way when its page was closed has ended there.
-const settled = (message) => (message.state === "writing" ? { ...message, state: "lost" } : message);
+// An answer that was under way when its page was closed has ended there; one that a living tab has just told of has not.
+const settled = (message, isLive) => (message.state === "writing" ? { ...message, state: isLive ? "elsewhere" : "lost" } : message);
 
 export function change(fields) {
   current.value = { ...current.value, ...fields };
@@ -82,7 +80,7 @@ export function change(fields) {
 
 export function set(fields) {
   change({ settings: { ...settings.value, ...fields } });
-  localStorage.setItem(LAST, JSON.stringify(settings.value));
+  ofBrowser.set(LAST, JSON.stringify(settings.value));
   clearTimeout(saving); // once for several keystrokes
   saving = setTimeout(() => path.value.length && persist(), 300);
 }
@@ -98,7 +96,7 @@ export function add(fields) {
     tree.value = new Map(tree.value).set(message.id, held);
     change({ head: message.id, updated: Date.now(), ...(isFirst ? { title: clip(message.content, 60) || "New chat" } : {}) });
   });
-  sessionStorage.setItem("kvarn.open", current.value.id);
+  ofTab.set("kvarn.open", current.value.id);
   return held;
 }
 
@@ -117,10 +115,15 @@ export async function persistIn(conversationId, message) {
 }
 
 export function select(id) {
+  change({ head: leafBelow(id) });
+  persist();
+}
+
+// The end of the newest path that leads on from a message.
+function leafBelow(id) {
   let leaf = id;
   for (let next = children.value.get(leaf); next?.length; next = children.value.get(leaf)) leaf = next.at(-1);
-  change({ head: leaf });
-  persist();
+  return leaf;
 }
 
 export async function rename(id, title) {
@@ -146,10 +149,35 @@ export async function remove(id) {
   });
 }
 
-// What another tab has done: the list, and the open conversation unless an answer is being written here.
+// The messages that are shown, for other programs.
+export function asMarkdown() {
+  const names = { user: "You", tool: "Tool" };
+  const { system } = settings.value;
+  const parts = messagesOnPath().map(({ role, name, model: writer, content, calls }) => {
+    const called = (calls ?? []).filter(Boolean).map((call) => `\`${call.name}(${call.args})\``);
+    return [`## ${names[role] ?? writer ?? "Answer"}${role === "tool" && name ? ` ${name}` : ""}`, content, ...called].filter(Boolean).join("\n\n");
+  });
+  return [`# ${current.value.title}`, ...(system?.trim() ? [`## System prompt\n\n${system}`] : []), ...parts].join("\n\n") + "\n";
+}
+
+const missed = new Set(); // ids of conversations that another tab changed while an answer was written into them here
+const isWriting = () => [...tree.value.values()].some((one) => one.peek().state === "writing");
+
+// What another tab has done: the list, and the open conversation, once no answer is being written here.
 store.onChange(async (id) => {
   await refresh();
-  if (current.value?.id !== id || [...tree.value.values()].some((one) => one.peek().state === "writing")) return;
-  if (list.value.some((one) => one.id === id)) await open(id);
-  else begin();
+  if (current.value?.id !== id) return;
+  missed.add(id);
+  await catchUp();
 });
+
+export async function catchUp() {
+  const id = current.value?.id;
+  if (!missed.has(id) || isWriting()) return;
+  missed.delete(id);
+  const { head } = current.value;
+  if (!list.value.some((one) => one.id === id)) return begin();
+  await open(id, { isLive: true });
+  // What was added below is followed; another branch leaves what is looked at here.
+  if (current.value?.id === id && tree.value.has(head)) change({ head: leafBelow(head) });
+}

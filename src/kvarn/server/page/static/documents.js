@@ -1,56 +1,109 @@
 // Files that a conversation may look things up in: dropped here, kept in a collection of the server, cited in answers.
-import { html, signal, useState } from "./base.js";
+import { html, plural, signal } from "./base.js";
 import { getJson } from "./api.js";
 import * as conversations from "./conversations.js";
+import { isInBytes, kindOf } from "./filekinds.js";
 import { Icon, IconButton } from "./icons.js";
 import { say } from "./state.js";
 
-const MAX_BYTES = 6_000_000; // of one file: a request may have 8 MiB, and base64 makes four bytes of three
+const MAX_BYTES = 6_000_000; // of one request: it may have 8 MiB, and base64 makes four bytes of three
+const MAX_TOGETHER = 256; // documents of one request
+const MAX_NAME = 1024;
 const HITS = 4;
-const KINDS = { pdf: "pdf", md: "markdown", markdown: "markdown", html: "html", htm: "html" };
-const CODE = new Set("py js ts c cc cpp h hpp rs go java sh sql css json yaml yml toml xml".split(" "));
-export const adding = signal(null); // the name of the file that is being read
+export const adding = signal(null); // what is being read
 
-export async function addFiles(files) {
-  for (const file of files) {
-    if (file.type.startsWith("image/")) {
-      say("Images cannot be read here: no model of this server sees. Send text instead.");
-      continue;
-    }
-    adding.value = file.name;
+// Take files, as filekinds.js gives them; those that cannot be read are told, and the others go on.
+export async function addFiles(found) {
+  const images = found.filter(({ file }) => file.type.startsWith("image/"));
+  if (images.length) say("Images cannot be read here: no model of this server sees. Send text instead.");
+  const files = found.filter((one) => !images.includes(one));
+  if (!files.length) return;
+  const upload = new Upload(files.length);
+  for (const { path, file } of files) await upload.take(path, file);
+  await upload.send();
+  adding.value = null;
+  upload.report();
+}
+
+// Files on their way into the collection of the conversation that was open when they came.
+class Upload {
+  constructor(total) {
+    this.total = total;
+    this.conversation = conversations.current.value.id;
+    this.collection = conversations.settings.value.collection ?? `chat-${this.conversation.slice(0, 18)}`;
+    this.waiting = [];
+    this.bytes = 0;
+    this.added = [];
+    this.passages = 0;
+    this.refused = [];
+  }
+
+  async take(path, file) {
+    adding.value = this.total > 1 ? `${path} (${this.added.length + this.waiting.length + 1} of ${this.total})` : path;
     try {
-      await addFile(file);
+      const document = await documentOf(path, file);
+      // What the server has to read goes alone: if it cannot, the others are not refused with it.
+      if (document.data || this.bytes + file.size > MAX_BYTES || this.waiting.length >= MAX_TOGETHER) await this.send();
+      this.waiting.push(document);
+      this.bytes += file.size;
+      if (document.data) await this.send();
     } catch (error) {
-      say(`${file.name}: ${error.message}`);
+      this.refused.push(`${path} ${error.message}`);
     }
-    adding.value = null;
+  }
+
+  async send() {
+    const documents = this.waiting;
+    this.waiting = [];
+    this.bytes = 0;
+    if (!documents.length) return;
+    const names = documents.map((one) => one.id);
+    try {
+      await getJson("v1/collections", { body: { name: this.collection } });
+      const told = await getJson(`v1/collections/${encodeURIComponent(this.collection)}/documents`, { body: { documents } });
+      this.passages += told.chunks;
+      this.added.push(...names);
+      this.keep(names);
+    } catch (error) {
+      this.refused.push(`${names.length > 1 ? plural(names.length, "file") : names[0]}: ${error.message}`);
+    }
+  }
+
+  keep(names) {
+    if (conversations.current.value.id !== this.conversation) return;
+    const others = (conversations.settings.value.files ?? []).filter((one) => !names.includes(one));
+    conversations.set({ collection: this.collection, files: [...others, ...names] });
+  }
+
+  report() {
+    const [first] = this.refused;
+    const more = this.refused.length > 1 ? ` And ${this.refused.length - 1} more could not be read.` : "";
+    if (!this.added.length) return first && say(`${first}${more}`);
+    const what = this.added.length > 1 ? plural(this.added.length, "file") : this.added[0];
+    return say(`${what}: ${plural(this.passages, "passage")}. Answers now look things up there.${first ? ` Not taken: ${first}.${more}` : ""}`);
   }
 }
 
-async function addFile(file) {
+async function documentOf(path, file) {
   if (file.size > MAX_BYTES) throw new Error(`has ${(file.size / 1e6).toFixed(1)} MB; at most ${MAX_BYTES / 1e6} MB are taken`);
-  const ending = file.name.split(".").pop().toLowerCase();
-  const kind = KINDS[ending] ?? (CODE.has(ending) ? "code" : "text");
-  const document = { id: file.name.slice(0, 200), source: file.name.slice(0, 200), kind };
-  if (kind === "pdf") document.data = await base64(file);
+  const kind = kindOf(path) ?? "text";
+  const name = path.slice(-MAX_NAME);
+  const document = { id: name, source: name, kind };
+  if (isInBytes(kind)) document.data = await base64(file);
   else document.text = await text(file);
-  const { id } = conversations.current.value;
-  const name = conversations.settings.value.collection ?? `chat-${id.slice(0, 18)}`;
-  await getJson("v1/collections", { body: { name } });
-  const report = await getJson(`v1/collections/${encodeURIComponent(name)}/documents`, { body: { documents: [document] } });
-  if (conversations.current.value.id !== id) return;
-  const others = (conversations.settings.value.files ?? []).filter((one) => one !== document.id);
-  conversations.set({ collection: name, files: [...others, document.id] });
-  say(`${file.name}: ${report.chunks} passages. Answers now look things up there.`);
+  return document;
 }
 
 async function text(file) {
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  const mark = bytes[0] * 256 + bytes[1];
+  const encoding = mark === 0xfffe ? "utf-16le" : mark === 0xfeff ? "utf-16be" : "utf-8";
   try {
-    const read = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    const read = new TextDecoder(encoding, { fatal: true }).decode(bytes);
     if (!read.trim() || read.includes("\0")) throw new TypeError();
     return read;
   } catch {
-    throw new Error("is no text in UTF-8; give text, Markdown, HTML, code or a PDF");
+    throw new Error("is no text in UTF-8; give text, Markdown, HTML, code, CSV, a notebook, a PDF, a Word document or an EPUB");
   }
 }
 
@@ -61,42 +114,61 @@ async function base64(file) {
   return btoa(pieces.join(""));
 }
 
-export async function removeFile(id) {
+// Files of one folder are shown, and removed, together.
+function groups(files) {
+  const found = new Map();
+  for (const id of files) {
+    const name = id.includes("/") ? `${id.split("/")[0]}/` : id;
+    found.set(name, [...(found.get(name) ?? []), id]);
+  }
+  return [...found];
+}
+
+async function removeFiles(ids) {
   const { collection, files } = conversations.settings.value;
   try {
-    await getJson(`v1/collections/${encodeURIComponent(collection)}/documents/delete`, { body: { ids: [id] } });
+    for (let start = 0; start < ids.length; start += MAX_TOGETHER) {
+      const some = ids.slice(start, start + MAX_TOGETHER);
+      await getJson(`v1/collections/${encodeURIComponent(collection)}/documents/delete`, { body: { ids: some } });
+    }
   } catch (error) {
     return say(error.message);
   }
-  return conversations.set({ files: files.filter((one) => one !== id) });
+  return conversations.set({ files: files.filter((one) => !ids.includes(one)) });
 }
 
 // The field of a request that looks things up, if there is something to look in.
-export const retrievalField = (settings) => (settings.files?.length ? { retrieval: { collection: settings.collection, k: HITS } } : {});
+export const retrievalField = (settings) => (settings.files?.length ? { retrieval: { collection: settings.collection, k: HITS, return_passages: true } } : {});
 
-// The passages of an answer's sources: the stream names them, a search has their texts.
-export async function passages(citations, collection, query) {
-  const found = await getJson(`v1/collections/${encodeURIComponent(collection)}/search`, { body: { query: query.slice(0, 32_000), k: HITS } });
-  const texts = new Map(found.data.map((hit) => [hit.id, hit.text]));
-  return citations.map(({ number, id, source, document }) => ({ number, source: source || document, text: texts.get(id) ?? "" }));
+// A source as a message keeps it: with the text that the model read, whatever becomes of the collection.
+export function sourceOf({ number, source, document, text, lines, page }) {
+  const place = page ? `page ${page}` : lines ? (lines.first === lines.last ? `line ${lines.first}` : `lines ${lines.first}–${lines.last}`) : "";
+  return { number, source: source || document, text: text ?? "", place };
 }
 
 export function FileList() {
   const files = conversations.settings.value.files ?? [];
   if (!files.length && !adding.value) return null;
   return html`<ul class="files" aria-label="Files of this conversation">
-    ${files.map((name) => html`<li key=${name}><${Icon} name="file" /><span dir="auto">${name}</span><${IconButton} icon="close" label=${`Remove ${name}`} onClick=${() => removeFile(name)} /></li>`)}
-    ${adding.value && html`<li role="status"><${Icon} name="file" />reading ${adding.value}…</li>`}
+    ${groups(files).map(([name, ids]) => html`<li key=${name}><${Icon} name="file" /><span dir="auto">${name}${ids.length > 1 || name.endsWith("/") ? ` ${plural(ids.length, "file")}` : ""}</span><${IconButton} icon="close" label=${`Remove ${name}`} onClick=${() => removeFiles(ids)} /></li>`)}
+    ${adding.value && html`<li role="status"><${Icon} name="file" /><span dir="auto">reading ${adding.value}…</span></li>`}
   </ul>`;
 }
 
-export function Sources({ sources, text }) {
-  const [open, setOpen] = useState(null);
-  const cited = new Set([...text.matchAll(/\[(\d+)\]/g)].map(([, number]) => Number(number)));
-  const shown = sources.find((one) => one.number === open);
+export function Sources({ sources, cited: numbers, unsupported, open, onOpen }) {
+  const cited = new Set(numbers ?? []);
   return html`<div class="sources">
     <p class="label">Sources</p>
-    <div class="source-row">${sources.map((one) => html`<button type="button" key=${one.number} class=${cited.has(one.number) ? "source is-cited" : "source"} aria-expanded=${open === one.number} onClick=${() => setOpen(open === one.number ? null : one.number)}>[${one.number}] ${one.source}</button>`)}</div>
-    ${shown && html`<blockquote class="passage" dir="auto">${shown.text || "This passage is no longer in the collection."}</blockquote>`}
+    <div class="source-row">${sources.map((one) => html`<button type="button" key=${one.number} class=${cited.has(one.number) ? "source is-cited" : "source"} aria-expanded=${open === one.number} onClick=${() => onOpen(open === one.number ? null : one.number)}>[${one.number}] ${one.source}${one.place ? html`<span class="facts"> ${one.place}</span>` : null}</button>`)}</div>
+    ${unsupported?.length > 0 && html`<details class="unsupported"><summary>${plural(unsupported.length, "sentence")} not found in the sources</summary><ul>${unsupported.map((one, at) => html`<li key=${at} dir="auto">${one}</li>`)}</ul></details>`}
   </div>`;
+}
+
+// The passage of a source, beside the text where there is room, below the sources where there is none.
+export function Passage({ source, onEnd }) {
+  return html`<aside class="passage" aria-label=${`Source ${source.number}`}>
+    <div class="passage-head"><p><b>[${source.number}]</b> <span dir="auto">${source.source}</span>${source.place ? html`<span class="facts"> ${source.place}</span>` : null}</p>
+      <${IconButton} icon="close" label="Close the passage" onClick=${onEnd} /></div>
+    <div class="passage-text" dir="auto" tabindex="0" role="region" aria-label="Passage">${source.text || "The text of this passage was not kept."}</div>
+  </aside>`;
 }

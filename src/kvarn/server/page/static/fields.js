@@ -1,6 +1,7 @@
 // The sampling fields of a request: names, ranges, defaults, and how what was typed becomes JSON. Knows no element.
 // [name, label, kind, default as shown, what it does]; kinds: number, integer, text, lines, flag, json, choice:a|b
 const INT = "integer";
+const FLAGS = "choice:true|false";
 export const GROUPS = [
   ["Sampling", [
     ["temperature", "Temperature", "number", "0.7", "Higher is more varied; 0 always takes the likeliest token."],
@@ -38,19 +39,52 @@ export const GROUPS = [
     ["chat_template_kwargs", "Template variables", "json", "none", "A JSON object for the chat template."],
   ]],
 ];
-export const DIFFUSION = ["Diffusion", [
-  ["diffusion.steps", "Steps", INT, "one per token", "Over the whole answer; fewer is faster."],
-  ["diffusion.block_length", "Block length", INT, "the model's", "Blocks are filled one after another."],
-  ["diffusion.policy", "Policy", "choice:low_confidence|random|origin|maskgit_plus|topk_margin|entropy|threshold|factor|entropy_exit|local_leap|hierarchy|joint_threshold", "low_confidence", "Which positions a step fills."],
-  ["diffusion.threshold", "Threshold", "number", "the policy's", "Of the policies that have one."],
-  ["diffusion.cache", "Cache", "choice:none|prefix|dual|sparse|block|sub_block", "the model's", "Which keys and values are kept between steps."],
-  ["diffusion.cfg_scale", "Guidance", "number", "0", "Classifier-free guidance; 0 is off."],
-  ["diffusion.alg_temp", "Order temperature", "number", "0", "Noise on the order of filling."],
-]];
+const POLICIES =
+  "low_confidence|random|origin|maskgit_plus|topk_margin|entropy|" +
+  "threshold|factor|entropy_exit|local_leap|hierarchy|joint_threshold";
+const CACHES = "none|prefix|dual|sparse|block|sub_block";
+const CANVAS_STEPS = ["diffusion.steps", "Steps", INT, "as many as it needs", "At most so many for each canvas."];
+// Of models whose canvas is masked. Those that denoise random tokens have steps alone.
+export const DIFFUSION = [
+  ["Diffusion", [
+    ["diffusion.steps", "Steps", INT, "one per token", "Over the whole answer; fewer is faster."],
+    ["diffusion.block_length", "Block length", INT, "32, or the model's", "Blocks are filled one after another."],
+    ["diffusion.sub_block_length", "Sub-block length", INT, "off; 8 with cache sub_block", "Parts of a block, filled one by one."],
+    ["diffusion.canvas", "Canvas", "choice:fixed|grow", "fixed; grow for block diffusion", "fixed: the whole answer at once; grow: block by block."],
+    ["diffusion.policy", "Policy", `choice:${POLICIES}`, "low_confidence", "Which positions a step fills."],
+    ["diffusion.alg_temp", "Order temperature", "number", "0", "Noise on the order of filling, of policies that count."],
+    ["diffusion.cfg_scale", "Guidance", "number", "0", "Classifier-free guidance; 0 is off, else twice the work."],
+    ["diffusion.pinned", "Pinned", "json", "nothing", "A JSON object from an index in the answer to a token id, or to the text that stands there."],
+  ]],
+  ["Diffusion: bounds of a policy", [
+    ["diffusion.threshold", "Threshold", "number", "0.9; joint_threshold 0.5", "threshold, local_leap, hierarchy, joint_threshold: fills from this confidence on."],
+    ["diffusion.factor", "Factor", "number", "1", "factor: the more, the more are filled at once."],
+    ["diffusion.entropy_threshold", "Entropy threshold", "number", "1.5", "entropy_exit: fills below so many nats."],
+    ["diffusion.relaxed_threshold", "Relaxed threshold", "number", "0.75", "local_leap: enough near a position that reaches the threshold."],
+    ["diffusion.radius", "Radius", INT, "4", "local_leap: what counts as near."],
+    ["diffusion.low_threshold", "Low threshold", "number", "0.4", "hierarchy: enough for the best of a run of masked ones."],
+    ["diffusion.edit_threshold", "Edit threshold", "number", "0", "joint_threshold: above it a filled token is replaced."],
+    ["diffusion.max_post_edit_steps", "Edits after filling", INT, "16", "joint_threshold: passes that only edit."],
+  ]],
+  ["Diffusion: cache", [
+    ["diffusion.cache", "Cache", `choice:${CACHES}`, "dual; block for block diffusion", "Which keys and values are kept between steps."],
+    ["diffusion.sparse.enabled", "Sparse", "choice:true|false", "with cache sparse", "Blocks see the part of the rest that matters most."],
+    ["diffusion.sparse.retention_ratio", "Share kept", "number", "0.5", "Of the tokens outside the block."],
+    ["diffusion.sparse.delay_step", "Chosen in step", INT, "1", "The steps before it see everything."],
+    ["diffusion.sparse.default_block_len", "Block length", INT, "32", "Where none is given above."],
+    ["diffusion.sparse.pool_kernel", "Neighbours", INT, "3", "An odd number of tokens that share the best of their scores."],
+    ["diffusion.sparse.head_select", "By head", "choice:true|false", "true", "Every KV head keeps its own."],
+  ]],
+];
 
 export const ALTERNATIVES = 5; // shown beside each token
 
-export const fieldsFor = (model) => [...GROUPS, ...(model?.is_diffusion ? [DIFFUSION] : [])];
+function ofDiffusion(model) {
+  if (!model?.is_diffusion) return [];
+  return model.can_fill ? DIFFUSION : [["Diffusion", [CANVAS_STEPS]]];
+}
+
+export const fieldsFor = (model) => [...GROUPS, ...ofDiffusion(model)];
 
 // The value of one field, from what was typed; an error names it.
 export function parsed([name, label, kind], text) {
@@ -59,6 +93,7 @@ export function parsed([name, label, kind], text) {
   if (!given.trim()) return undefined;
   if (kind === "lines") return given.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n"));
   if (kind === "json") return fromJson(label, given);
+  if (kind === FLAGS) return given === "true";
   if (kind !== "number" && kind !== INT) return given;
   const number = Number(given);
   if (!Number.isFinite(number) || (kind === INT && !Number.isInteger(number))) {
@@ -82,9 +117,11 @@ export function parsedFields(settings, model) {
     for (const field of fields) {
       const value = parsed(field, settings.params?.[field[0]]);
       if (value === undefined) continue;
-      const [first, second] = field[0].split(".");
-      if (second) (body[first] ??= {})[second] = value;
-      else body[first] = value;
+      const path = field[0].split(".");
+      const name = path.pop();
+      let holder = body;
+      for (const part of path) holder = holder[part] ??= {};
+      holder[name] = value;
     }
   }
   if (model?.is_diffusion) (body.diffusion ??= {}).events = true;

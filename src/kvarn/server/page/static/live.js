@@ -1,8 +1,8 @@
 // The engine, watched: one stream of /v1/live while this view is shown, drawn as figures, steps and a map of blocks.
-import { html, plural, seconds, signal, useEffect, useRef } from "./base.js";
+import { html, plural, seconds, signal, size, useEffect, useRef } from "./base.js";
 import { events, request } from "./api.js";
-import { IconButton } from "./icons.js";
-import { isSidebarOpen, theme } from "./state.js";
+import { Panel } from "./panel.js";
+import { theme } from "./state.js";
 
 const HISTORY = 240; // steps that are drawn
 const RETRY_MS = 1500;
@@ -43,25 +43,21 @@ export function Live() {
     return () => abort.abort();
   }, []);
   const shown = frame.value;
-  return html`<main class="live" id="main">
-    <header class="head">
-      <span class="only-narrow"><${IconButton} icon="menu" label="Conversations" onClick=${() => (isSidebarOpen.value = true)} /></span>
-      <h1>Engine</h1><span class="spacer" /><a class="plain" href="#">Back to the chat</a></header>
-    <div class="messages" tabindex="0" role="region" aria-label="The engine now"><div class="column wide">
+  return html`<${Panel} title="Engine" label="The engine now">
       ${problem.value && html`<p class="problem" role="alert">${problem.value}</p>`}
       ${!shown && !problem.value && html`<p class="empty" role="status">Waiting for the first figures…</p>`}
       ${shown && html`<${Requests} requests=${shown.requests} models=${shown.models} />`}
       ${shown?.models.map((model) => html`<${Model} key=${model.id} model=${model} />`)}
-    </div></div>
-  </main>`;
+  <//>`;
 }
 
-const gigabytes = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : `${Math.round(bytes / 1e6)} MB`);
 const count = (number) => number.toLocaleString("en");
+// What models have beside the blocks of the map: layers that see a window only, and recurrent ones.
+const POOLS = [["window_blocks", "window blocks"], ["state_slots", "state slots"]];
 
 function Model({ model }) {
   const { engine } = model;
-  const facts = `${model.kind}, ${gigabytes(model.needed_bytes)}, context ${count(model.context)}`;
+  const facts = `${model.kind}, ${size(model.needed_bytes)}, context ${count(model.context)}`;
   if (!engine) return html`<section class="card"><h2>${model.id}</h2><p class="facts">${facts}, ${model.is_loaded ? "busy" : "not loaded"}</p></section>`;
   const { kv } = engine;
   const hits = engine.prefix_query_tokens ? Math.round((100 * engine.prefix_hit_tokens) / engine.prefix_query_tokens) : 0;
@@ -74,6 +70,7 @@ function Model({ model }) {
       <${Number_} name="prefix hits" value=${`${hits}%`} more=${engine.prefix_hit_tokens > 0 && `${count(engine.prefix_hit_tokens)} tokens`} />
       <${Number_} name="step" value=${seconds(engine.step_s)} />
       <${Number_} name="preemptions" value=${engine.preemptions} />
+      ${POOLS.map(([field, name]) => engine[field][1] > 0 && html`<${Number_} key=${field} name=${name} value=${count(engine[field][0])} more=${`of ${count(engine[field][1])}`} />`)}
     </dl>
     <h3>Batch, step by step</h3>
     <${Steps} id=${model.id} number=${engine.num_steps} />

@@ -1,6 +1,6 @@
 // A model's text as Markdown. It is hostile: HTML in it is shown as text, images are never fetched, and whatever markup
 // is made of it goes through DOMPurify, the only way into the document that Trusted Types leave open.
-import { html, memo, signal, useEffect, useMemo, useRef, useState } from "./base.js";
+import { html, memo, signal, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./base.js";
 import { CopyButton } from "./icons.js";
 import { Lexer, Marked } from "./vendor/marked.js";
 import DOMPurify from "./vendor/purify.js";
@@ -16,12 +16,21 @@ const BIDI = /[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c]/g;
 const named = (text) => text.replace(/\r\n?/g, "\n").replace(BIDI, (mark) => `[U+${mark.charCodeAt(0).toString(16).toUpperCase()}]`);
 const escaped = (text) => text.replace(/[&<>"']/g, (one) => `&#${one.charCodeAt(0)};`);
 
-const MATH_TAGS = "math maction merror mfrac mi mmultiscripts mn mo mover mpadded mphantom mprescripts mroot mrow ms mspace msqrt mstyle msub msubsup msup mtable mtd mtext mtr munder munderover semantics none".split(" ");
-const MATH_ATTRIBUTES = "accent accentunder columnalign columnlines columnspacing columnspan depth display displaystyle fence form height largeop linethickness lspace mathvariant maxsize minsize movablelimits notation rowalign rowlines rowspacing rowspan rspace scriptlevel separator stretchy symmetric voffset width".split(" ");
+const words = (text) => text.trim().split(/\s+/);
+const TAGS = words("a b blockquote br code del em h3 h4 h5 h6 hr li ol p pre span strong table tbody td th thead tr ul input");
+const MATH_TAGS = words(`
+  math maction merror mfrac mi mmultiscripts mn mo mover mpadded mphantom mprescripts mroot mrow ms mspace msqrt mstyle
+  msub msubsup msup mtable mtd mtext mtr munder munderover semantics none`);
+const ATTRIBUTES = words("class start align checked disabled type scope");
+const MATH_ATTRIBUTES = words(`
+  accent accentunder columnalign columnlines columnspacing columnspan depth display displaystyle fence form height largeop
+  linethickness lspace mathvariant maxsize minsize movablelimits notation rowalign rowlines rowspacing rowspan rspace
+  scriptlevel separator stretchy symmetric voffset width`);
 const CLEAN = {
-  ALLOWED_TAGS: ["a", "b", "blockquote", "br", "code", "del", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul", "input", ...MATH_TAGS],
-  ALLOWED_ATTR: ["href", "class", "start", "align", "checked", "disabled", "type", "scope", ...MATH_ATTRIBUTES],
-  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  ALLOWED_TAGS: [...TAGS, ...MATH_TAGS],
+  ALLOWED_ATTR: ["href", ...ATTRIBUTES, ...MATH_ATTRIBUTES],
+  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i, // of href; without the next line every attribute would have to be an address
+  ADD_URI_SAFE_ATTR: [...ATTRIBUTES, ...MATH_ATTRIBUTES],
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   RETURN_TRUSTED_TYPE: true,
@@ -31,7 +40,12 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
     node.setAttribute("target", "_blank");
     node.setAttribute("rel", "noopener noreferrer nofollow ugc");
   }
-  if (node.tagName === "INPUT") node.setAttribute("aria-label", node.hasAttribute("checked") ? "done" : "to do");
+  if (node.tagName === "INPUT") {
+    // Of a list of tasks; whatever else it was, it is now a box that nobody can change.
+    node.setAttribute("type", "checkbox");
+    node.setAttribute("disabled", "");
+    node.setAttribute("aria-label", node.hasAttribute("checked") ? "done" : "to do");
+  }
 });
 
 // Math: Temml is fetched when the first formula appears, and every block with one is drawn again then.
@@ -136,28 +150,52 @@ function plainPieces(text) {
   return pieces;
 }
 
-export function Markdown({ text }) {
+// sources: of an answer that has some; "[1]" leads to the passage then.
+export function Markdown({ text, sources }) {
   const blocks = useRef(null);
   blocks.current ??= new Blocks();
   const tokens = useMemo(() => blocks.current.update(text), [text]);
   const [shown, setShown] = useState(MAX_BLOCKS);
   return html`<div class="markdown">
-    ${tokens.slice(0, shown).map((token, number) => html`<${Block} key=${number} raw=${token.raw} token=${token} />`)}
+    ${tokens.slice(0, shown).map((token, number) => html`<${Block} key=${number} raw=${token.raw} token=${token} sources=${sources} />`)}
     ${tokens.length > shown && html`<button class="quiet" onClick=${() => setShown(shown + MAX_BLOCKS)}>Show more of this answer (${(tokens.length - shown).toLocaleString("en")} blocks)</button>`}
   </div>`;
 }
 
-const Block = memo(({ token }) => {
+const Block = memo(({ token, sources }) => {
   if (token.type === "code") return html`<${CodeBlock} language=${token.lang ?? ""} text=${token.text} />`;
-  if (token.type === "table") return html`<${Table} token=${token} />`;
+  if (token.type === "table") return html`<${Table} token=${token} sources=${sources} />`;
   if (token.type === "plain") return html`<p class="plain" dir="auto">${token.text}</p>`;
-  return html`<${Markup} token=${token} />`;
-}, (before, next) => before.raw !== next.raw || before.token.type !== next.token.type);
+  return html`<${Markup} token=${token} sources=${sources} />`;
+}, (before, next) => before.raw !== next.raw || before.token.type !== next.token.type || before.sources !== next.sources);
 
-function Markup({ token }) {
+function Markup({ token, sources }) {
   const isReady = temml.value !== null;
+  const element = useRef(null);
   const clean = useMemo(() => purified(token), [token.raw, isReady]);
-  return html`<div dir="auto" dangerouslySetInnerHTML=${{ __html: clean }} />`;
+  useLayoutEffect(() => sources && linkCitations(element.current, sources), [clean, sources]);
+  return html`<div ref=${element} dir="auto" dangerouslySetInnerHTML=${{ __html: clean }} />`;
+}
+
+// Each "[1]" of a source becomes a button, made here and not of the model's markup.
+function linkCitations(element, sources) {
+  const known = new Map(sources.map((one) => [String(one.number), one.source]));
+  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  const texts = [];
+  while (walker.nextNode()) if (!walker.currentNode.parentElement.closest("code, pre, a, math, button")) texts.push(walker.currentNode);
+  for (const node of texts) {
+    const parts = node.data.split(/\[(\d{1,3})\]/);
+    if (!parts.some((part, place) => place % 2 && known.has(part))) continue;
+    node.replaceWith(...parts.map((part, place) => (place % 2 ? citation(part, known.get(part)) : part)));
+  }
+}
+
+function citation(number, source) {
+  if (source === undefined) return `[${number}]`;
+  const button = document.createElement("button");
+  Object.assign(button, { type: "button", className: "cite", textContent: `[${number}]`, title: source });
+  button.dataset.number = number;
+  return button;
 }
 
 function purified(token) {
@@ -170,10 +208,10 @@ function purified(token) {
   return DOMPurify.sanitize(markup, CLEAN);
 }
 
-function Table({ token }) {
+function Table({ token, sources }) {
   const [shown, setShown] = useState(MAX_ROWS);
   const part = { ...token, rows: token.rows.slice(0, shown), raw: `${token.raw}${shown}` };
-  return html`<div class="table" tabindex="0" role="region" aria-label="table"><${Markup} token=${part} /></div>
+  return html`<div class="table" tabindex="0" role="region" aria-label="table"><${Markup} token=${part} sources=${sources} /></div>
     ${token.rows.length > shown && html`<button class="quiet" onClick=${() => setShown(shown + 1000)}>Show more of ${token.rows.length.toLocaleString("en")} rows</button>`}`;
 }
 

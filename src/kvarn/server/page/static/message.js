@@ -2,9 +2,10 @@
 import { Fragment, html, memo, plural, seconds, useEffect, useRef, useState } from "./base.js";
 import * as ask from "./ask.js";
 import * as conversations from "./conversations.js";
-import { Sources } from "./documents.js";
+import { Passage, Sources } from "./documents.js";
 import { CopyButton, IconButton } from "./icons.js";
 import { Markdown } from "./markdown.js";
+import { canRewrite, picked, TextView } from "./rewrite.js";
 import { Canvas, PromptDialog, Replay, Tokens } from "./tokens.js";
 
 export const Message = memo(({ id }) => {
@@ -50,26 +51,39 @@ function Editor({ message, onEnd }) {
 }
 
 function Answer({ message }) {
-  const [view, setView] = useState("text"); // or tokens, replay
+  const [view, setView] = useState("text"); // or tokens, replay, rewrite
+  const [number, setNumber] = useState(null); // of the source whose passage is shown
+  useEffect(() => {
+    if (picked.value?.id === message.id) setView("rewrite");
+  }, [picked.value]);
   const isWriting = message.state === "writing";
   const isWaiting = isWriting && !message.content && !message.reasoning && !message.calls?.length && !message.frames;
-  return html`<article class="message assistant" aria-busy=${isWriting}><h2 class="visually-hidden">Answer</h2>
+  const source = message.sources?.find((one) => one.number === number);
+  const cite = (event) => {
+    const pressed = event.target.closest?.("button.cite");
+    if (pressed) setNumber(Number(pressed.dataset.number));
+  };
+  const passage = source && html`<${Passage} source=${source} onEnd=${() => setNumber(null)} />`;
+  return html`<article class="message assistant" data-id=${message.id} data-passage=${Boolean(source)} aria-busy=${isWriting} onClick=${cite}><h2 class="visually-hidden">Answer</h2>
     ${message.reasoning && html`<${Reasoning} text=${message.reasoning} isOpen=${isWriting && !message.content} />`}
     ${isWaiting && html`<p class="waiting" role="status"><span class="visually-hidden">Waiting for the first token</span><i></i><i></i><i></i></p>`}
     <${Body} message=${message} view=${isWriting ? "text" : view} onEnd=${() => setView("text")} />
-    ${message.sources && !isWriting && html`<${Sources} sources=${message.sources} text=${message.content} />`}
+    ${message.sources && html`<${Sources} sources=${message.sources} cited=${message.cited} unsupported=${message.unsupported} open=${number} onOpen=${setNumber} />`}
+    ${passage}
     ${message.calls?.length > 0 && html`<${Calls} message=${message} />`}
     ${message.error && html`<${Problem} message=${message} />`}
     ${message.state === "lost" && !message.error && html`<p class="problem" role="alert">The page was closed in the middle of this answer. Regenerate to ask again.</p>`}
+    ${message.state === "elsewhere" && html`<p class="facts" role="status">Another tab is writing this answer.</p>`}
     ${!isWriting && html`<${Foot} message=${message} view=${view} onView=${(next) => setView(next === view ? "text" : next)} />`}
   </article>`;
 }
 
 function Body({ message, view, onEnd }) {
   if (view === "tokens") return html`<${Tokens} message=${message} />`;
+  if (view === "rewrite") return html`<${TextView} message=${message} onEnd=${onEnd} />`;
   if (view === "replay") return html`<${Replay} frames=${message.frames} onEnd=${onEnd} />`;
   if (message.state === "writing" && message.frames?.length) return html`<${Canvas} text=${message.frames.at(-1).text} />`;
-  return message.content ? html`<${Markdown} text=${message.content} />` : null;
+  return message.content ? html`<${Markdown} text=${message.content} sources=${message.sources} />` : null;
 }
 
 function Reasoning({ text, isOpen }) {
@@ -123,8 +137,11 @@ function Foot({ message, view, onView }) {
       <${Siblings} id=${message.id} />
       <${CopyButton} text=${() => message.content} />
       <${IconButton} icon="retry" label="Regenerate" onClick=${() => ask.regenerate(message.id)} />
+      ${ask.canGoOn(message) && html`<${IconButton} icon="goOn" label="Go on from here" onClick=${() => ask.goOn(message)} />`}
       ${message.tokens?.length > 0 && html`<${IconButton} icon="tokens" label="Token probabilities" aria-pressed=${view === "tokens"} onClick=${() => onView("tokens")} />`}
+      ${canRewrite(message) && html`<${IconButton} icon="slots" label="Rewrite a part" aria-pressed=${view === "rewrite"} onClick=${() => onView("rewrite")} />`}
       ${message.frames?.length > 1 && html`<${IconButton} icon="play" label="Replay the denoising" aria-pressed=${view === "replay"} onClick=${() => onView("replay")} />`}
+      <span class="model-name">${message.model}</span>
     </div>
     ${isPromptOpen && html`<${PromptDialog} message=${message} onEnd=${() => setPromptOpen(false)} />`}
     <p class="figures">
@@ -133,8 +150,8 @@ function Foot({ message, view, onView }) {
       ${timing?.rate && html`<span>${timing.rate.toFixed(timing.rate < 10 ? 1 : 0)} tokens/s</span>`}
       ${timing && html`<span>first token ${seconds(timing.firstToken)}</span>`}
       ${usage && html`<${PromptShare} prompt=${usage.prompt_tokens} cached=${cached} onOpen=${() => setPromptOpen(true)} />`}
+      ${message.rewritten && html`<span>partly rewritten</span>`}
       ${message.warning && html`<span>${message.warning}</span>`}
-      <span class="model-name">${message.model}</span>
     </p>
   </div>`;
 }

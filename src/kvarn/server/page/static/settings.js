@@ -3,6 +3,7 @@ import { html, useState } from "./base.js";
 import * as conversations from "./conversations.js";
 import { fieldsFor, parsed } from "./fields.js";
 import { IconButton } from "./icons.js";
+import { Presets } from "./presets.js";
 import { isSettingsOpen } from "./state.js";
 
 export function Settings() {
@@ -12,6 +13,7 @@ export function Settings() {
   const changed = Object.values(params).filter((value) => value?.trim?.()).length;
   return html`<aside class="settings" aria-label="Settings">
     <div class="settings-head"><h2>Settings</h2><${IconButton} icon="close" label="Close settings" onClick=${() => (isSettingsOpen.value = false)} /></div>
+    <${Presets} settings=${settings.value} onChoose=${conversations.set} />
     <label class="field">System prompt
       <textarea rows="4" dir="auto" placeholder="none: as the model's template has it" value=${settings.value.system ?? ""} onInput=${(event) => conversations.set({ system: event.target.value })}></textarea></label>
     ${!model.value?.is_diffusion && html`<label class="check"><input type="checkbox" checked=${Boolean(settings.value.inspect)} onChange=${(event) => conversations.set({ inspect: event.target.checked })} />Token probabilities</label>
@@ -36,7 +38,7 @@ function defaultOf([name, , , otherwise], model) {
 function Field({ field, value, otherwise, onChange }) {
   const [name, label, kind, , help] = field;
   const [problem, setProblem] = useState(null);
-  const id = `field-${name.replace(".", "-")}`;
+  const id = `field-${name.replaceAll(".", "-")}`;
   const take = (event) => {
     try {
       parsed(field, event.target.value);

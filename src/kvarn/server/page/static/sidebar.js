@@ -5,10 +5,24 @@ import * as conversations from "./conversations.js";
 import { ConfirmButton, Icon, IconButton } from "./icons.js";
 import { isHelpOpen, isSidebarOpen, query, say, theme, view } from "./state.js";
 import * as store from "./store.js";
+import { exported, imported } from "./transfer.js";
 
 const DAY = 86_400_000;
 const MAX_SHOWN = 200;
+const VIEWS = [["fill", "slots", "Fill"], ["models", "cube", "Models"], ["live", "pulse", "Engine"]];
 const THEMES = { system: ["auto", "light", "Theme: as the system"], light: ["sun", "dark", "Theme: light"], dark: ["moon", "system", "Theme: dark"] };
+
+export function newChat() {
+  conversations.begin();
+  isSidebarOpen.value = false;
+  write();
+}
+
+// The message box, from every view: one that is drawn anew takes the focus itself.
+export function write() {
+  location.hash = "";
+  document.querySelector("#ask")?.focus();
+}
 
 function group(time) {
   const today = new Date().setHours(0, 0, 0, 0);
@@ -29,10 +43,10 @@ export function Sidebar() {
   const groups = Map.groupBy ? Map.groupBy(shown.slice(0, MAX_SHOWN), (one) => group(one.updated)) : new Map([["Conversations", shown]]);
   const [icon, next, label] = THEMES[theme.value];
   return html`<nav class="sidebar" aria-label="Conversations" data-open=${isSidebarOpen.value}>
-    <div class="brand"><a href="#" onClick=${() => { conversations.begin(); isSidebarOpen.value = false; }}><${Mark} />Kvarn</a>
+    <div class="brand"><a href="#" onClick=${newChat}><${Mark} />Kvarn</a>
       <${IconButton} icon=${icon} label=${label} onClick=${() => (theme.value = next)} />
       <span class="only-narrow"><${IconButton} icon="close" label="Close the list" onClick=${() => (isSidebarOpen.value = false)} /></span></div>
-    <button type="button" class="new-chat" onClick=${() => { conversations.begin(); location.hash = ""; isSidebarOpen.value = false; document.querySelector("#ask")?.focus(); }}><${Icon} name="plus" />New chat</button>
+    <button type="button" class="new-chat" onClick=${newChat}><${Icon} name="plus" />New chat</button>
     <div class="search"><${Icon} name="search" /><input id="search" type="search" placeholder="Search" aria-label="Search conversations" value=${query.value} onInput=${(event) => (query.value = event.target.value)} /></div>
     <div class="list" tabindex="-1">
       ${[...groups].map(([name, members]) => html`<section key=${name}><h2>${name}</h2><ul>${members.map((one) => html`<${Entry} key=${one.id} conversation=${one} />`)}</ul></section>`)}
@@ -70,22 +84,21 @@ function Entry({ conversation: { id, title } }) {
 }
 
 function Foot() {
-  const exportAll = async () => download("kvarn-conversations.json", await store.exported());
+  const exportAll = async () => download("kvarn-conversations.json", await exported());
   const importFile = async (event) => {
     const [file] = event.target.files;
     event.target.value = "";
     if (!file) return;
     try {
-      const number = await store.imported(await file.text());
+      const number = await imported(await file.text());
       await conversations.refresh();
       say(`${number} imported.`);
     } catch (error) {
       say(error.message);
     }
   };
-  return html`<div class="foot">
-    <a class="foot-link" href="#live" aria-current=${view.value === "live" ? "page" : undefined} onClick=${() => (isSidebarOpen.value = false)}><${Icon} name="pulse" />Engine</a>
-    <span class="spacer" />
+  return html`<div class="views">${VIEWS.map(([name, icon, label]) => html`<a key=${name} class="foot-link" href=${`#${name}`} aria-current=${view.value === name ? "page" : undefined} onClick=${() => (isSidebarOpen.value = false)}><${Icon} name=${icon} />${label}</a>`)}</div>
+  <div class="foot">
     <${IconButton} icon="down" label="Export all conversations" onClick=${exportAll} />
     <label class="icon-button" title="Import conversations"><${Icon} name="up" /><input type="file" class="visually-hidden" accept="application/json,.json" aria-label="Import conversations" onChange=${importFile} /></label>
     ${key.value && html`<${IconButton} icon="key" label="Forget the API key" onClick=${() => { forgetKey(); needsKey.value = "The key was forgotten. Give another one."; }} />`}

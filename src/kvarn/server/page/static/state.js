@@ -1,12 +1,12 @@
 // What the page shows now, as signals. Knows no element.
 import { computed, effect, signal } from "./base.js";
 import { getJson, needsKey } from "./api.js";
+import { ofBrowser } from "./kept.js";
 
-const stored = (name, otherwise) => localStorage.getItem(`kvarn.${name}`) ?? otherwise;
-const keep = (name, one) => effect(() => localStorage.setItem(`kvarn.${name}`, one.value));
-
-export const theme = signal(stored("theme", "system")); // system | light | dark
-keep("theme", theme);
+const THEMES = ["system", "light", "dark"];
+const THEME = "kvarn.theme";
+export const theme = signal(THEMES.find((name) => name === ofBrowser.get(THEME)) ?? "system");
+effect(() => ofBrowser.set(THEME, theme.value));
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 const dark = signal(prefersDark.matches);
 prefersDark.addEventListener("change", () => (dark.value = prefersDark.matches));
@@ -17,7 +17,8 @@ effect(() => {
 
 const hash = signal(location.hash);
 addEventListener("hashchange", () => (hash.value = location.hash));
-export const view = computed(() => (hash.value === "#live" ? "live" : "chat"));
+const VIEWS = ["live", "models", "fill"];
+export const view = computed(() => VIEWS.find((name) => hash.value === `#${name}`) ?? "chat");
 
 export const isSidebarOpen = signal(false); // on narrow screens
 export const isSettingsOpen = signal(false);

@@ -1,13 +1,21 @@
 // Conversations and messages in IndexedDB. Where there is none, or no room, they live in memory and the page says so.
-import { newId, signal } from "./base.js";
+import { signal } from "./base.js";
 
 const NAME = "kvarn";
 const VERSION = 1;
 export const storageProblem = signal(null);
 
-const memory = { conversations: new Map(), messages: new Map() };
+const memory = { conversations: new Map(), messages: new Map() }; // what is not stored (yet)
 const channel = "BroadcastChannel" in self ? new BroadcastChannel("kvarn") : null;
-const opened = open();
+const FULL = "The browser's storage is full: new messages are not kept. Export this conversation, or delete old ones.";
+let wasOpen = false;
+let opened = open();
+
+// One that could not be opened is tried again: a disk may have room by then.
+async function database() {
+  if (!(await opened)) opened = open();
+  return opened;
+}
 
 function open() {
   return new Promise((resolve) => {
@@ -23,6 +31,8 @@ function open() {
     };
     asked.onsuccess = () => {
       asked.result.onversionchange = () => asked.result.close(); // another tab has a newer page
+      asked.result.onclose = () => (opened = open()); // the browser gave up, as on a full disk
+      wasOpen = true;
       resolve(asked.result);
     };
     asked.onerror = asked.onblocked = () => resolve(without(asked.error));
@@ -30,7 +40,7 @@ function open() {
 }
 
 function without(error) {
-  storageProblem.value = `This browser keeps nothing (${error?.name ?? "blocked"}): conversations last until the page is closed. Export what you want to keep.`;
+  storageProblem.value = wasOpen ? FULL : `This browser keeps nothing (${error?.name ?? "blocked"}): conversations last until the page is closed. Export what you want to keep.`;
   return null;
 }
 
@@ -40,28 +50,36 @@ const done = (asked) =>
     asked.onerror = () => reject(asked.error);
   });
 
-async function read(store, work, fallback) {
-  const database = await opened;
-  if (!database) return fallback();
-  return done(work(database.transaction(store).objectStore(store)));
+// What is stored, and over it what is not: a message that found no room is still shown and exported.
+async function read(store, work, isWanted = () => true) {
+  const kept = new Map();
+  try {
+    const held = await database();
+    if (held) for (const one of await done(work(held.transaction(store).objectStore(store)))) kept.set(one.id, one);
+  } catch (error) {
+    storageProblem.value = `The browser's storage cannot be read (${error.name}). Reload the page.`;
+  }
+  for (const one of memory[store].values()) if (isWanted(one)) kept.set(one.id, one);
+  return [...kept.values()];
 }
 
 async function write(stores, work) {
-  const database = await opened;
-  if (!database) return;
+  const held = await database();
+  if (!held) return false;
   try {
     await new Promise((resolve, reject) => {
-      const transaction = database.transaction(stores, "readwrite");
+      const transaction = held.transaction(stores, "readwrite");
       transaction.oncomplete = resolve;
       transaction.onabort = transaction.onerror = () => reject(transaction.error ?? new DOMException("", "AbortError"));
       work(...stores.map((name) => transaction.objectStore(name)));
     });
     storageProblem.value = null;
+    return true;
   } catch (error) {
-    const isFull = error.name === "QuotaExceededError";
-    storageProblem.value = isFull
-      ? "The browser's storage is full: new messages are not kept. Export this conversation, or delete old ones."
-      : `The browser could not store this (${error.name}). Export what you want to keep.`;
+    // A full quota has a name of its own; of a full disk only the words tell.
+    const isFull = error.name === "QuotaExceededError" || /space|IOError/i.test(error.message);
+    storageProblem.value = isFull ? FULL : `The browser could not store this (${error.name}). Export what you want to keep.`;
+    return false;
   }
 }
 
@@ -70,29 +88,33 @@ export const onChange = (called) => channel?.addEventListener("message", (event)
 const tell = (id) => channel?.postMessage(id);
 
 export async function listConversations() {
-  const all = await read("conversations", (store) => store.getAll(), () => [...memory.conversations.values()]);
+  const all = await read("conversations", (store) => store.getAll());
   return all.sort((a, b) => b.updated - a.updated);
 }
 
 export function messagesOf(id) {
-  const inMemory = () => [...memory.messages.values()].filter((message) => message.conversation === id);
-  return read("messages", (store) => store.index("conversation").getAll(id), inMemory);
+  return read("messages", (store) => store.index("conversation").getAll(id), (message) => message.conversation === id);
 }
 
 export async function save(conversation, messages = []) {
   memory.conversations.set(conversation.id, conversation);
   for (const message of messages) memory.messages.set(message.id, message);
-  await write(["conversations", "messages"], (conversations, stored) => {
-    conversations.put(conversation);
-    for (const message of messages) stored.put(message);
+  const [waiting, heads] = [[...memory.messages.values()], [...memory.conversations.values()]]; // and what found no room before
+  const isStored = await write(["conversations", "messages"], (conversations, stored) => {
+    for (const one of heads) conversations.put(one);
+    for (const message of waiting) stored.put(message);
   });
-  if (!storageProblem.value) for (const message of messages) memory.messages.delete(message.id);
+  if (!isStored) return;
+  for (const [kind, given] of [["conversations", heads], ["messages", waiting]]) {
+    for (const one of given) if (memory[kind].get(one.id) === one) memory[kind].delete(one.id); // else it was changed meanwhile
+  }
   tell(conversation.id);
 }
 
 export async function remove(id) {
   const messages = await messagesOf(id);
   memory.conversations.delete(id);
+  for (const message of messages) memory.messages.delete(message.id);
   await write(["conversations", "messages"], (conversations, stored) => {
     conversations.delete(id);
     for (const message of messages) stored.delete(message.id);
@@ -106,42 +128,9 @@ export async function search(text, conversations) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const has = (one) => words.every((word) => one.includes(word));
   const found = new Set(conversations.filter((one) => has(one.title.toLowerCase())).map((one) => one.id));
-  const messages = await read("messages", (store) => store.getAll(), () => [...memory.messages.values()]);
+  const messages = await read("messages", (store) => store.getAll());
   for (const message of messages) {
     if (!found.has(message.conversation) && has((message.content ?? "").toLowerCase())) found.add(message.conversation);
   }
   return found;
-}
-
-export async function exported(ids) {
-  const conversations = (await listConversations()).filter((one) => !ids || ids.includes(one.id));
-  const messages = (await Promise.all(conversations.map((one) => messagesOf(one.id)))).flat();
-  messages.sort((a, b) => a.created - b.created);
-  return JSON.stringify({ format: "kvarn-conversations", version: 1, conversations, messages }, null, 1);
-}
-
-// Conversations of a file, under new ids: what is here already stays as it is.
-export async function imported(text) {
-  let data;
-  try {
-    data = JSON.parse(text);
-  } catch {
-    throw new Error("This file is not JSON; choose one that was exported here.");
-  }
-  if (data?.format !== "kvarn-conversations" || data.version !== 1 || !Array.isArray(data.conversations) || !Array.isArray(data.messages)) {
-    throw new Error("This file has no conversations of Kvarn; choose one that was exported here.");
-  }
-  const ids = new Map();
-  const fresh = (id) => (id == null ? null : (ids.get(String(id)) ?? ids.set(String(id), newId()).get(String(id))));
-  const roles = ["user", "assistant", "tool"];
-  for (const one of data.conversations) {
-    const messages = data.messages
-      .filter((message) => message.conversation === one.id && roles.includes(message.role) && typeof message.content === "string")
-      .map((message) => ({ ...message, id: fresh(message.id), parent: fresh(message.parent), conversation: fresh(one.id) }));
-    const title = String(one.title ?? "Imported").slice(0, 200);
-    const settings = typeof one.settings === "object" && one.settings ? one.settings : {};
-    const created = Number(one.created) || Date.now();
-    await save({ id: fresh(one.id), title, settings, head: fresh(one.head), created, updated: Number(one.updated) || created }, messages);
-  }
-  return data.conversations.length;
 }

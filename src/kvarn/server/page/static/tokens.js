@@ -49,17 +49,26 @@ const percent = (logprob) => {
   return `${share >= 10 ? share.toFixed(0) : share >= 0.1 ? share.toFixed(1) : share.toExponential(0)}%`;
 };
 const level = (logprob) => Math.min(4, Math.floor(Math.exp(logprob) * 5)); // 0: unlikely
-const visible = (text) => text.replaceAll("\n", "↵\n").replaceAll("\t", "⇥");
+const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥");
 
 export function Tokens({ message }) {
   const [chosen, setChosen] = useState(null);
   const [shown, setShown] = useState(MAX_SHOWN);
   const tokens = message.tokens;
   return html`<div class="tokens">
-    <p class="token-text" dir="auto">${tokens.slice(0, shown).map((token, place) => html`<button type="button" key=${place} class=${`token level-${level(token.p)}`} aria-pressed=${chosen === place} title=${percent(token.p)} onClick=${() => setChosen(chosen === place ? null : place)}>${visible(token.t) || "·"}</button>`)}</p>
+    <p class="token-text" dir="auto">${tokens.slice(0, shown).map((token, place) => html`<${Token} key=${place} token=${token} isChosen=${chosen === place} onClick=${() => setChosen(chosen === place ? null : place)} />`)}</p>
     ${tokens.length > shown && html`<button type="button" class="quiet" onClick=${() => setShown(shown + MAX_SHOWN)}>Show more tokens</button>`}
     ${chosen !== null && html`<${Alternatives} message=${message} index=${chosen} />`}
   </div>`;
+}
+
+// A button is one box, so lines are broken behind it; what its token has of the next line stands there, for the eye only.
+function Token({ token, isChosen, onClick }) {
+  const lines = token.t.split("\n");
+  const indent = lines.length > 1 ? lines.at(-1) : "";
+  const text = indent ? token.t.slice(0, -indent.length) : token.t;
+  const look = `level-${level(token.p)}`;
+  return html`<button type="button" class=${`token ${look}`} aria-pressed=${isChosen} title=${percent(token.p)} onClick=${onClick}>${visible(text) || "·"}</button>${lines.slice(1).map((_, line) => html`<br key=${line} />`)}${indent && html`<span class=${look} aria-hidden="true">${visible(indent)}</span>`}`;
 }
 
 function Alternatives({ message, index }) {
@@ -109,6 +118,14 @@ export function Replay({ frames, onEnd }) {
       <button type="button" class="plain" onClick=${onEnd}>Done</button></div></div>`;
 }
 
+// The prompt's tokens as text, up to where it was cached and from there.
+async function promptOf({ model, parent }, cached) {
+  const { count, tokens } = await getJson("tokenize", { body: { model, messages: ask.wireMessages(parent) } });
+  const parts = [tokens.slice(0, cached), tokens.slice(cached)];
+  const [known, rest] = await Promise.all(parts.map(async (part) => (part.length ? (await getJson("detokenize", { body: { model, tokens: part } })).prompt : "")));
+  return { count, known, rest };
+}
+
 // The prompt as the model read it, with the part that lay in the cache marked.
 export function PromptDialog({ message, onEnd }) {
   const dialog = useRef(null);
@@ -116,8 +133,7 @@ export function PromptDialog({ message, onEnd }) {
   const cached = message.usage.prompt_tokens_details?.cached_tokens ?? 0;
   useEffect(() => {
     dialog.current.showModal();
-    const body = { model: message.model, messages: ask.wireMessages(message.parent), return_token_strs: true };
-    getJson("tokenize", { body }).then(setTold, (error) => setTold({ problem: error.message }));
+    promptOf(message, cached).then(setTold, (error) => setTold({ problem: error.message }));
   }, []);
   const isOther = told?.count !== undefined && told.count !== message.usage.prompt_tokens;
   return html`<dialog ref=${dialog} class="prompt-dialog" aria-labelledby="prompt-title" onClose=${onEnd}>
@@ -125,7 +141,7 @@ export function PromptDialog({ message, onEnd }) {
     <p class="facts"><mark>${cached.toLocaleString("en")} tokens</mark> of ${message.usage.prompt_tokens.toLocaleString("en")} lay in the prefix cache and were not computed again.</p>
     ${isOther && html`<p class="help">With today's settings it has ${told.count.toLocaleString("en")} tokens: they have changed since, or sources or tools were part of it.</p>`}
     ${told?.problem && html`<p class="problem">${told.problem}</p>`}
-    <pre tabindex="0" dir="auto">${told?.token_strs ? html`<mark>${told.token_strs.slice(0, cached).join("")}</mark>${told.token_strs.slice(cached).join("")}` : "…"}</pre>
+    <pre tabindex="0" dir="auto">${told?.count === undefined ? "…" : html`${told.known && html`<mark>${told.known}</mark>`}${told.rest}`}</pre>
     <form method="dialog" class="row"><button class="primary">Close</button></form>
   </dialog>`;
 }
