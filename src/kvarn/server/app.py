@@ -17,7 +17,7 @@ from kvarn.server.api.anthropic import routes as messages
 from kvarn.server.api.field_names import NO_FIELDS
 from kvarn.server.api.fill import routes as fill
 from kvarn.server.api.llama_server import infill_routes
-from kvarn.server.api.ollama import catalog_routes, embed_routes
+from kvarn.server.api.ollama import catalog_routes, embed_routes, pull_routes
 from kvarn.server.api.ollama import routes as ollama
 from kvarn.server.api.openai import chat_routes, completions_routes, embeddings_routes
 from kvarn.server.api.responses import routes as responses
@@ -32,17 +32,19 @@ from kvarn.server.failures import failure_response
 from kvarn.server.http.cors import BrowserPolicy
 from kvarn.server.http.pipeline import GIVEN_FIELDS, LOG_FIELDS, REQUEST_ID, RequestPipeline
 from kvarn.server.live import routes as live
-from kvarn.server.models import adapter_routes
+from kvarn.server.models import adapter_routes, admin_routes
 from kvarn.server.models import routes as models
 from kvarn.server.openapi import describe
 from kvarn.server.page import routes as page
+from kvarn.server.replica import routes as replica
 from kvarn.server.state import ServerState
 
 DOCUMENT = "/openapi.json"
 ROUTES = (
     *(chat_routes, completions_routes, infill_routes, responses, stored_routes, messages, embeddings_routes),
-    *(fill, ollama, embed_routes, catalog_routes, file_routes, batch_routes),
-    *(rerank_routes, collections, models, adapter_routes, tokens, requests, health, metrics, about, live, page),
+    *(fill, ollama, embed_routes, catalog_routes, pull_routes, file_routes, batch_routes),
+    *(rerank_routes, collections, models, adapter_routes, admin_routes, tokens, requests, health, metrics, about),
+    *(live, page, replica),
 )
 
 
@@ -64,6 +66,7 @@ def make_app(state: ServerState) -> FastAPI:
         lifecycle=state.lifecycle,
         traffic=state.traffic,
         root_path=state.config.root_path,
+        tag=state.responses.tag,
     )
     direct = Middleware(DirectRoutes, state=state, routes=DIRECT, fail=_fail)
     app = FastAPI(

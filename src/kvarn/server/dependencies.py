@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 
 from kvarn.errors import CapacityError, RateLimited
 from kvarn.observe.metrics import Metrics
+from kvarn.routing.feed import MARKS_HEADER
 from kvarn.server.api.responses.response_store import ResponseStore
 from kvarn.server.batches.jobs import BatchJobs
 from kvarn.server.chat.generation import Generations
@@ -24,9 +25,11 @@ from kvarn.server.http.traffic import Traffic
 from kvarn.server.live.sampler import LiveSampler
 from kvarn.server.models.model_pool import ModelPool
 from kvarn.server.models.no_room import NoRoomForModel
+from kvarn.server.models.pulls import Pulls
 from kvarn.server.process.lifecycle import Lifecycle
 from kvarn.server.process.settings import ServerConfig
 from kvarn.server.process.worker_threads import WorkerThreads
+from kvarn.server.replica.publisher import ReplicaPublisher
 from kvarn.server.request_context import RequestContext
 from kvarn.server.state import ServerState
 
@@ -42,9 +45,12 @@ class Overloaded(CapacityError):
 def request_context(http: Request) -> RequestContext:
     """The context of a request that passed the pipeline."""
     state = _state(http)
-    return RequestContext(
+    request = RequestContext(
         http, state.config, state.lifecycle, threads=state.request_threads, body_thread=state.body_thread
     )
+    if state.replica.is_member and (marks := http.headers.get(MARKS_HEADER)) is not None:
+        request.prefix_marks = state.replica.marks(marks.encode("latin-1"))
+    return request
 
 
 async def _called(http: Request) -> AsyncIterator[RequestContext]:
@@ -59,7 +65,7 @@ async def charged(http: Request) -> AsyncIterator[RequestContext]:
     """Before the body is read or a model loaded: a client beyond its limits must not cost the others even that."""
     async with request_context(http) as request:
         try:
-            request.charge(_state(http).limits.enter(request.principal))
+            request.charge(await _state(http).limits.enter(request.principal))
             yield request
         except CapacityError as error:
             raise _refused(error, request, _state(http)) from error
@@ -120,6 +126,7 @@ IsKnown = Annotated[
 ]  # on a path that needs no key: whether the caller has one, or none is needed
 
 Models = Annotated[ModelPool, _part(lambda state: state.models)]
+ModelPulls = Annotated[Pulls, _part(lambda state: state.pulls)]
 RunningGenerations = Annotated[Generations, _part(lambda state: state.generations)]
 Settings = Annotated[ServerConfig, _part(lambda state: state.config)]
 ServerMetrics = Annotated[Metrics, _part(lambda state: state.metrics)]
@@ -130,4 +137,5 @@ Workers = Annotated[WorkerThreads, _part(lambda state: state.workers)]
 Live = Annotated[LiveSampler, _part(lambda state: state.live)]
 Responses = Annotated[ResponseStore, _part(lambda state: state.responses)]
 Retrieval = Annotated[RetrievalServices, _part(_retrieval)]
+Replica = Annotated[ReplicaPublisher, _part(lambda state: state.replica)]
 Batches = Annotated[BatchJobs, _part(lambda state: state.batches)]

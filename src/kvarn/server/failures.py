@@ -23,6 +23,7 @@ from kvarn.server.api.ollama import errors as ollama
 from kvarn.server.api.openai import errors as openai
 from kvarn.server.api.responses import errors as responses
 from kvarn.server.api.schema import InvalidField
+from kvarn.server.models.no_room import ModelInUse
 from kvarn.server.process.lifecycle import NotReady, ShuttingDown
 
 log = logging.getLogger("kvarn.server")
@@ -74,6 +75,26 @@ class BatchesUnavailable(errors.RequestError):
 
 class RetrievalUnavailable(errors.RequestError):
     """This server was installed without what retrieval needs."""
+
+
+class PullFailed(errors.RequestError):
+    """A model could not be fetched: the network, the source, or the disk."""
+
+    field = "model"
+
+
+class NotServable(errors.RequestError):
+    """A model that an admin asked for cannot be served here: its files, its memory, or the engine's options."""
+
+    field = "model"
+
+
+class NoReplica(errors.CapacityError):
+    """A router has nobody to ask."""
+
+
+class ReplicaLost(errors.RequestError):
+    """The replica that answered is gone; the request may have been computed in part."""
 
 
 class ClientGone(errors.RequestError):
@@ -136,6 +157,9 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     UnknownResponse: StatusRule(404, "invalid_request_error", "response_not_found"),
     UnknownFile: StatusRule(404, "invalid_request_error", "file_not_found"),
     UnknownBatch: StatusRule(404, "invalid_request_error", "batch_not_found"),
+    PullFailed: StatusRule(502, "api_error", "pull_failed"),
+    NotServable: StatusRule(409, "invalid_request_error", "not_servable"),
+    ModelInUse: StatusRule(409, "invalid_request_error", "model_in_use"),
     BatchesUnavailable: StatusRule(501, "api_error", "batches_unavailable"),
     ClientGone: StatusRule(499, "invalid_request_error", "client_closed_request"),
     RetrievalUnavailable: StatusRule(501, "api_error", "retrieval_unavailable"),
@@ -153,7 +177,10 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     errors.AuthError: StatusRule(401, "authentication_error", "invalid_api_key"),
     errors.CapacityError: StatusRule(429, "rate_limit_error", "overloaded"),
     errors.RateLimited: StatusRule(429, "rate_limit_error", "rate_limit_exceeded"),
+    NoReplica: StatusRule(503, "api_error", "no_replica"),
+    ReplicaLost: StatusRule(502, "api_error", "replica_lost"),
     errors.HelperUnavailable: StatusRule(503, "api_error", "helper_unavailable"),
+    errors.LimitsUnavailable: StatusRule(503, "api_error", "limits_unavailable"),
     ShuttingDown: StatusRule(503, "api_error", "shutting_down"),
     NotReady: StatusRule(503, "api_error", "not_ready"),
     BaseException: StatusRule(500, "api_error", "internal_error", OUR_FAULT),

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvarn.cancellation import require_wanted, work_until
+from kvarn.errors import AuthError
 from kvarn.server.api.field_names import NO_FIELDS, given_fields
 from kvarn.server.api.schema import BYTES_PER_TOKEN, COUNTED_BYTES_PER_TOKEN, Body
 from kvarn.server.api.validation import parse
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from kvarn.server.access.keys import Principal
-    from kvarn.server.access.limits import Reservation
+    from kvarn.server.access.reservation import Reservation
     from kvarn.server.models.model_pool import ModelPool
     from kvarn.server.models.served_model import ServedModel
     from kvarn.server.process.lifecycle import Lifecycle
@@ -53,6 +54,7 @@ class RequestContext:
         self.receive = http.receive
         self.ends_at_stop = lifecycle.ends_at_stop
         self.log_fields: dict[str, Any] = http.scope[LOG_FIELDS]  # of the access log
+        self.prefix_marks: tuple[tuple[int, int], ...] = ()  # texts of the prompt, as a router names them
         self.headers: dict[str, str] = {}  # of the response: what is left of each limit
         self.given = NO_FIELDS  # names in the body, one of which an error may speak of
         self.held = AsyncExitStack()  # closed when the response is out
@@ -72,6 +74,11 @@ class RequestContext:
         self.ended.set()
         await self.held.aclose()
 
+    def require_admin(self, words: str) -> None:
+        """A key with admin = true; where there are no keys, somebody on this machine. words: what is done by those."""
+        if not self.principal.is_admin and not (self._config.is_open and self._config.takes_local):
+            raise AuthError(f"{words} by keys with admin = true", reason="forbidden")
+
     @property
     def reservation(self) -> Reservation:
         """What a request that counts has taken of its key's limits."""
@@ -84,18 +91,18 @@ class RequestContext:
         self.held.callback(reservation.settle)
         self.headers.update(reservation.headers)
 
-    def reserve(self, num_tokens: int, *, num_answers: int = 1, open_ended: Sequence[int] = ()) -> None:
+    async def reserve(self, num_tokens: int, *, num_answers: int = 1, open_ended: Sequence[int] = ()) -> None:
         """Take all that the request may take, or be refused; can be called again for more.
 
         open_ended: the most tokens of each answer without max_tokens, which takes as many as are to be expected.
         """
-        self.reservation.grow(num_tokens, num_answers=num_answers, open_ended=open_ended)
+        await self.reservation.grow(num_tokens, num_answers=num_answers, open_ended=open_ended)
         self.headers.update(self.reservation.headers)
 
-    def expect(self, num_bytes: int, bytes_per_token: int = BYTES_PER_TOKEN) -> None:
+    async def expect(self, num_bytes: int, bytes_per_token: int = BYTES_PER_TOKEN) -> None:
         """Take what texts of so many bytes cost at least, before they are read: that takes time too."""
         if self._reservation is not None:
-            self._reservation.expect(num_bytes // bytes_per_token, num_bytes // COUNTED_BYTES_PER_TOKEN)
+            await self._reservation.expect(num_bytes // bytes_per_token, num_bytes // COUNTED_BYTES_PER_TOKEN)
             self.headers.update(self._reservation.headers)
 
     def use(self, num_tokens: int) -> None:
@@ -113,7 +120,7 @@ class RequestContext:
         with self.ends_at_stop():
             data = await read_body(self._http, self._config)
         self._num_body_bytes = len(data)
-        self.expect(len(data), model.BYTES_PER_TOKEN)
+        await self.expect(len(data), model.BYTES_PER_TOKEN)
         return await self.on_body(lambda: self._parsed(model, data))
 
     async def raw_body(self) -> bytes:

@@ -21,6 +21,7 @@ INT31 = 2**31 - 1
 Probability = Annotated[float, Field(ge=0, le=1)]
 DecimalIndex = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 MAX_PINNED = 16_384
+PinnedText = Annotated[str, StringConstraints(min_length=1, max_length=1 << 18)]
 
 
 class SparseBody(Body):
@@ -55,8 +56,9 @@ class DiffusionBody(Body):
     cfg_scale: float | None = Field(None, ge=0, le=100)
     alg_temp: float | None = Field(None, ge=0, le=100)
     pinned: (
-        Annotated[dict[DecimalIndex, Annotated[int, Field(ge=0, le=INT31)]], Field(max_length=MAX_PINNED)] | None
-    ) = Field(None, description="Index in the answer to the token that stands there")
+        Annotated[dict[DecimalIndex, Annotated[int, Field(ge=0, le=INT31)] | PinnedText], Field(max_length=MAX_PINNED)]
+        | None
+    ) = Field(None, description="Index in the answer to the token that stands there, or to the text from there on")
     events: bool | None = Field(None, description="In streams: a chunk with the canvas after each step")
 
     def params(self) -> DiffusionParams:
@@ -65,5 +67,5 @@ class DiffusionBody(Body):
         if self.sparse is not None:
             given["sparse"] = SparseConfig(**given["sparse"])
         if self.pinned is not None:
-            given["pinned"] = {int(index): token_id for index, token_id in self.pinned.items()}
+            given["pinned"] = {int(index): pinned for index, pinned in self.pinned.items()}
         return DiffusionParams(**given)

@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvarn.server.access.keys import Principal
 from kvarn.server.batches.answer_log import AnswerLog
-from kvarn.server.batches.in_process import BatchAnswer, InProcess
+from kvarn.server.batches.in_process import BatchAnswer
 from kvarn.server.batches.lines import BatchLine, BrokenLine
 
 OnAnswer = Callable[[], None]
 MIN_WAIT_S, MAX_WAIT_S = 0.1, 60.0  # before one that was refused for now is asked again
 
 
+class BatchServer(Protocol):
+    """Who answers: this process (InProcess), or several (WorkerPool)."""
+
+    async def ask(self, principal: Principal, url: str, body: bytes) -> BatchAnswer:
+        """The response to a body; failures are responses too."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRun:
     """One batch on its way; can be cancelled at any await, and run again with the same log."""
 
-    server: InProcess
+    server: BatchServer
     principal: Principal
     log: AnswerLog
     on_answer: OnAnswer

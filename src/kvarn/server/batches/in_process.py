@@ -55,11 +55,12 @@ class InProcess:
 
     def __init__(self, state: ServerState) -> None:
         self._app = SimpleNamespace(state=SimpleNamespace(kvarn=state))
+        self._tag = state.responses.tag
         self._routes = DirectRoutes(_nothing, state, ENDPOINTS, _fail)
 
     async def ask(self, principal: Principal, url: str, body: bytes) -> BatchAnswer:
         """The response to a body; failures are responses too."""
-        request_id = new_request_id()
+        request_id = new_request_id(self._tag)
         sent: list[Message] = []
         scope = self._scope(principal, url, request_id)
         receive = _Body(body)

@@ -72,7 +72,7 @@ class Generations:
         plan = check() if options.is_short else await request.in_thread(check)
         if plan.warning is not None:
             request.warn(plan.warning)
-        request.reserve(plan.num_tokens, num_answers=plan.num_answers, open_ended=plan.open_ended)
+        await request.reserve(plan.num_tokens, num_answers=plan.num_answers, open_ended=plan.open_ended)
         if plan.is_pending:
             plan = await self._compiled(request, model, plan)
         generation = Generation(request, model, plan, self)

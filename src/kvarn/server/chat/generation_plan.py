@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from kvarn.engine.submission import Submission
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.formats.strict_json import strings
-from kvarn.models.spec import MaskedDiffusion
 from kvarn.server.api.schema import InvalidField, field_at_fault, item_at_fault
 from kvarn.server.api.text_inputs import name_of_item
 from kvarn.server.chat.pending_constraint import PendingConstraint, found
@@ -91,8 +90,9 @@ def make_plan(
         "deadline_s": max(request.deadline.left_s, 1e-3),
         "priority": principal.tier.clamp(options.priority),
     }
+    marks = request.prefix_marks if len(submissions) == 1 else ()
     ready = tuple(
-        replace(one, params=one.params.replace(**changes), tenant=tenant, adapters=model.adapters)
+        replace(one, params=one.params.replace(**changes), tenant=tenant, adapters=model.adapters, prefix_marks=marks)
         for one in submissions
     )
     ready = found(ready, llm.submissions.constraints)
@@ -142,7 +142,7 @@ def _pending(
 ) -> PendingConstraint | None:
     if wanted is not None:
         return PendingConstraint(lambda compile: compile(wanted), field)
-    if not plan.tools or isinstance(llm.spec.generation, MaskedDiffusion):
+    if not plan.tools or llm.spec.is_diffusion:
         return None  # a diffusion model writes in no order that a grammar could follow
     return PendingConstraint(partial(plan.lazy_constraint, llm.tokenizer, ids), field)
 

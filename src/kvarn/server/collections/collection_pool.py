@@ -1,6 +1,6 @@
 """The open collections of one server, by tenant: opened on first use, the least recently used one closed for room.
 
-Imports retrieval when the first request needs it. For one event loop; files are accessed in threads only.
+Imports retrieval when the first request needs it. For one event loop; files, or Milvus, are accessed in threads only.
 """
 
 from __future__ import annotations
@@ -11,28 +11,43 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvarn.errors import CapacityError, CollectionLocked, ConfigError, InvalidParameter, StorageError
+from kvarn.config import milvus_token
+from kvarn.errors import (
+    CapacityError,
+    CollectionLocked,
+    CollectionNotFound,
+    ConfigError,
+    InvalidParameter,
+    StorageError,
+)
 from kvarn.server.failures import RetrievalUnavailable
 from kvarn.server.http.limits import max_open_collections
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
     from kvarn.retrieval.collection import Collection
+    from kvarn.retrieval.collection_storage import CollectionStorage
     from kvarn.retrieval.ingest.chunking import Chunking
     from kvarn.server.models.model_pool import ModelPool
+    from kvarn.server.process.settings import ServerConfig
 
 log = logging.getLogger("kvarn.server.retrieval")
 T = TypeVar("T")
 RETRY_AFTER_S = 2.0
+WRITER_WAIT_S = 5.0  # for another replica that changes the same collection
 
 
 class CollectionPool:
     """Open collections by tenant and name."""
 
-    def __init__(self, models: ModelPool) -> None:
+    def __init__(self, models: ModelPool, storage: Callable[[], CollectionStorage]) -> None:
+        """storage: makes it, or tells which one was made; called in threads, and not before a request needs it."""
         self._models = models
+        self._storage = storage
         self._open: OrderedDict[tuple[str, str], _CollectionEntry] = OrderedDict()
         self._changing = asyncio.Lock()  # one collection is opened or closed at a time
         self._closed_counts = (0, 0)  # cache hits and misses of collections that were closed
@@ -59,8 +74,7 @@ class CollectionPool:
         )
 
     async def names(self, tenant: str) -> list[str]:
-        paths = _paths()
-        return await asyncio.to_thread(paths.list_names, paths.tenant_folder(tenant))
+        return list(await _in_thread(lambda: self._storage().names(tenant)))
 
     async def create(self, tenant: str, name: str, chunking: Chunking) -> None:
         """Create a collection; an existing one stays as it is."""
@@ -79,8 +93,7 @@ class CollectionPool:
         key = (tenant, name)
         if changes:
             await _uncancelled(self._close_read_only(tenant, name))
-        while (entry := self._open.get(key)) is None:  # again if it was closed before this task ran
-            await _uncancelled(self._ensure_open(tenant, name, None))
+        entry = await self._current(key)
         if changes and not entry.collection.is_writable:
             raise CollectionLocked(f"collection {name!r} is being changed by another process")
         entry.num_users += 1
@@ -106,42 +119,51 @@ class CollectionPool:
                 raise CapacityError(f"collection {name!r} is being searched; try again", retry_after_s=RETRY_AFTER_S)
             await self._close_one((tenant, name))
 
+    async def _current(self, key: tuple[str, str]) -> _CollectionEntry:
+        """The collection that has this name now: other replicas may have removed the open one, and made another."""
+        while True:  # again if it was closed before this task ran
+            if (entry := self._open.get(key)) is None:
+                await _uncancelled(self._ensure_open(*key, None))
+                continue
+            is_there = entry.collection.folder is not None or await _in_thread(partial(_is_there, entry.collection))
+            if self._open.get(key) is not entry:
+                continue
+            if is_there:
+                return entry
+            await _uncancelled(self._forget(key, entry))
+
+    async def _forget(self, key: tuple[str, str], entry: _CollectionEntry) -> None:
+        """Close a collection that is no more; requests that still use it fail with that."""
+        async with self._changing:
+            if self._open.get(key) is entry:
+                await self._close_one(key)
+
     async def _drop(self, tenant: str, name: str) -> None:
-        paths = _paths()
         async with self._changing:
             entry = self._open.get((tenant, name))
             if entry is not None and entry.num_users:
                 raise CapacityError(f"collection {name!r} is in use; try again", retry_after_s=RETRY_AFTER_S)
             await self._close_one((tenant, name))
-            await _in_thread(lambda: paths.drop(name, paths.tenant_folder(tenant)))
+            await _in_thread(lambda: self._storage().drop(name, tenant))
 
     async def _ensure_open(self, tenant: str, name: str, chunking: Chunking | None) -> None:
         """Open a collection unless it is open. Without a chunking it must exist."""
-        paths = _paths()
         async with self._changing:
             if (tenant, name) in self._open:
                 return
             if chunking is None:
-                await _in_thread(lambda: paths.existing_folder(name, paths.tenant_folder(tenant)))
+                await _in_thread(lambda: self._storage().require(name, tenant))
             await self._make_room()
             collection = await _in_thread(lambda: self._opened(tenant, name, chunking))
             self._open[tenant, name] = _CollectionEntry(collection)
 
     def _opened(self, tenant: str, name: str, chunking: Chunking | None) -> Collection:
         """Runs in a worker thread."""
-        from kvarn.retrieval.collection import Collection
+        from kvarn.retrieval.collection_storage import open_or_search
         from kvarn.retrieval.embedder import ModelEmbedder
 
-        folder = _paths().tenant_folder(tenant)
         embedder = ModelEmbedder(self.embedding_model, find=self._encoder)
-        exists = name in _paths().list_names(folder)
-        try:
-            return Collection(name, model=embedder, folder=folder, chunking=None if exists else chunking)
-        except StorageError as error:
-            if not exists:
-                raise
-            log.info("a collection is open for reading only: %s", error)
-            return Collection.open(name, model=embedder, folder=folder)
+        return open_or_search(self._storage(), name, tenant, embedder, chunking)
 
     def _encoder(self, name: str) -> LLM:
         """The loaded encoder; callers hold it by request.use_model."""
@@ -186,6 +208,14 @@ async def _uncancelled(work: Coroutine[Any, Any, T]) -> T:
     return await asyncio.shield(task)
 
 
+def _is_there(collection: Collection) -> bool:
+    """Whether a collection on another machine still exists."""
+    try:
+        return collection.version >= 0
+    except CollectionNotFound:
+        return False
+
+
 async def _in_thread(work: Callable[[], T]) -> T:
     try:
         return await asyncio.to_thread(work)
@@ -193,8 +223,17 @@ async def _in_thread(work: Callable[[], T]) -> T:
         raise RetrievalUnavailable(str(error)) from None
 
 
-def _paths() -> Any:
-    """The module, imported when first needed."""
-    from kvarn.retrieval.storage import paths
+def storage_of(config: ServerConfig) -> Callable[[], CollectionStorage]:
+    """What makes the storage that the settings name, when it is first needed; wrong settings are refused at once."""
+    if config.milvus_uri:
+        if find_spec("pymilvus") is None:
+            raise ConfigError("milvus_uri is set, which needs pymilvus; run pip install 'kvarn[milvus]'")
+        milvus_token(config.milvus_token_file)
 
-    return paths
+    @cache
+    def storage() -> CollectionStorage:
+        from kvarn.retrieval.collection_storage import collection_storage
+
+        return collection_storage(config.milvus_uri, config.milvus_token_file, wait_s=WRITER_WAIT_S)
+
+    return storage

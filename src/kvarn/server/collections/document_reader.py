@@ -1,4 +1,4 @@
-"""Clients' PDFs and HTML to text, in child processes with limits on time, memory, pages and characters."""
+"""Clients' files and HTML to text, in child processes with limits on time, memory, pages and characters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from kvarn.errors import CapacityError, ConfigError, DocumentError, HelperUnavai
 from kvarn.server.access.priority_semaphore import Claim, PrioritySemaphore
 from kvarn.server.failures import RetrievalUnavailable
 
-Kind = Literal["pdf", "html"]
+FileKind = Literal["pdf", "docx", "epub", "notebook"]
+Kind = Literal[FileKind, "html"]
 CHILD = Path(__file__).with_name("document_reader_child.py")
 NOBODY = Claim()
 OK = 0  # the first byte of the child's output
@@ -24,7 +25,7 @@ OK = 0  # the first byte of the child's output
 
 @dataclass(frozen=True, slots=True)
 class ReadingLimits:
-    """Limits on one PDF, or on all the HTML pages of one request."""
+    """Limits on one file, or on all the HTML pages of one request."""
 
     max_pages: int = 2_000
     max_chars: int = 4_000_000
@@ -34,25 +35,26 @@ class ReadingLimits:
 
 
 class DocumentReader:
-    """Reads the PDFs and the HTML of all clients, max_at_once at a time and one for each key. For one event loop."""
+    """Reads the files and the HTML of all clients, max_at_once at a time and one for each key. For one event loop."""
 
     def __init__(self, limits: ReadingLimits | None = None, max_at_once: int = 2) -> None:
         self._limits = limits or ReadingLimits()
         # One more for a caller of a higher priority: a child may read for as long as its limits allow.
         self._slots = PrioritySemaphore(max_at_once + 1, num_reserved=1, max_per_owner=1)
 
-    async def pdf_text(self, data: bytes, source: str, claim: Claim = NOBODY) -> str:
-        """The text of a PDF; DocumentError with the reason if there is none. Kills the child when cancelled."""
+    async def file_text(self, kind: FileKind, data: bytes, source: str, claim: Claim = NOBODY) -> str:
+        """The text of a file; DocumentError with the reason if there is none. Kills the child when cancelled."""
         from kvarn.retrieval.extras import require
 
         try:
-            require("pypdf")
+            if kind == "pdf":
+                require("pypdf")
         except ConfigError as error:
             raise RetrievalUnavailable(str(error)) from None
-        return await self._parsed("pdf", data, source, claim)
+        return await self._parsed(kind, data, source, claim)
 
     async def html_texts(self, pages: Sequence[str], source: str, claim: Claim = NOBODY) -> list[str]:
-        """The readable texts of HTML pages, all parsed by one child; errors as of pdf_text."""
+        """The readable texts of HTML pages, all parsed by one child; errors as of file_text."""
         data = await asyncio.to_thread(lambda: json.dumps(list(pages)).encode())
         output = await self._parsed("html", data, source, claim)
         texts: list[str] = await asyncio.to_thread(json.loads, output)

@@ -1,7 +1,8 @@
 """The child process of document_reader.py: a script, run with `python -I`, never imported by Kvarn.
 
-Reads a PDF, or HTML pages as a JSON list, from stdin; writes a status byte and the text, the JSON list of texts, or the
-reason why there is none to stdout. A hostile file can exhaust its time or memory; then only this process ends.
+Reads a file such as a PDF, or HTML pages as a JSON list, from stdin; writes a status byte and the text, the JSON list
+of texts, or the reason why there is none to stdout. A hostile file can exhaust its time or memory; then only this
+process ends.
 
     python -I document_reader_child.py SYS_PATH_AS_JSON KIND MAX_PAGES MAX_CHARS MEMORY_BYTES CPU_S
 """
@@ -27,7 +28,7 @@ def main() -> None:
     from kvarn.errors import KvarnError
 
     try:
-        parse = html_parser() if kind == "html" else pdf_parser(max_pages, max_chars)
+        parse = parser_of(kind, max_pages, max_chars)
         limit(memory_bytes, cpu_s)  # after the imports, which need memory too
         status, output = OK, parse(sys.stdin.buffer.read())
     except MemoryError:
@@ -38,18 +39,24 @@ def main() -> None:
     sys.stdout.buffer.flush()
 
 
-def pdf_parser(max_pages: int, max_chars: int) -> Callable[[bytes], str]:
-    from kvarn.retrieval.extras import require
-    from kvarn.retrieval.ingest.pdf import PdfLimits, pdf_to_text
+def parser_of(kind: str, max_pages: int, max_chars: int) -> Callable[[bytes], str]:
+    """What reads a kind of file; of HTML several pages."""
+    if kind == "html":
+        from kvarn.retrieval.ingest.readers.html import html_to_text
 
-    require("pypdf")
-    return lambda data: pdf_to_text(data, SOURCE, PdfLimits(max_pages, max_chars))
+        return lambda data: json.dumps([html_to_text(page) for page in json.loads(data)])
+    if kind == "pdf":
+        from kvarn.retrieval.extras import require
+        from kvarn.retrieval.ingest.readers.pdf import PdfLimits, pdf_to_text
 
+        require("pypdf")
+        return lambda data: pdf_to_text(data, SOURCE, PdfLimits(max_pages, max_chars))
+    from kvarn.retrieval.ingest.readers.docx import docx_to_text
+    from kvarn.retrieval.ingest.readers.epub import epub_to_text
+    from kvarn.retrieval.ingest.readers.notebook import notebook_to_text
 
-def html_parser() -> Callable[[bytes], str]:
-    from kvarn.retrieval.ingest.html import html_to_text
-
-    return lambda data: json.dumps([html_to_text(page) for page in json.loads(data)])
+    readers = {"docx": docx_to_text, "epub": epub_to_text, "notebook": notebook_to_text}
+    return lambda data: readers[kind](data, SOURCE, max_chars)
 
 
 def limit(memory_bytes: int, cpu_s: int) -> None:

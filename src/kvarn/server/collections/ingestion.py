@@ -1,4 +1,4 @@
-"""Document bodies of a request to documents of a collection: texts, HTML, and PDFs in base64; and what they cost."""
+"""Document bodies of a request to documents of a collection: texts, HTML, and files in base64; and what they cost."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from kvarn.errors import Cancelled, DocumentError, InvalidParameter
 from kvarn.server.api.schema import BYTES_PER_TOKEN, InvalidField
-from kvarn.server.collections.schema import PDF_BYTES_PER_TOKEN
+from kvarn.server.collections.document_reader import FileKind
+from kvarn.server.collections.schema import FILE_BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
     import threading
 
-    from kvarn.retrieval.embedder import Embedder
+    from kvarn.retrieval.embedder import Embedder, Role
     from kvarn.retrieval.types import Document, Float32
     from kvarn.server.access.priority_semaphore import Claim
     from kvarn.server.collections.document_reader import DocumentReader
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 PIECE_CHARS = 32_768  # counted at a time: longer texts in pieces, between which the caller may have left
 EMBEDDED_AT_ONCE = 32  # chunks
-MAX_PDFS = 32  # in one request: each takes a process
+MAX_FILES = 32  # in one request: each takes a process
 MAX_INLINE_HTML_CHARS = 16_384  # parsed here, in milliseconds at worst; more in a child that can be killed
 
 
@@ -34,10 +35,10 @@ async def read_documents(
     """Read all documents of a request; raises if one cannot be read, or if two have the same id."""
     for number, body in enumerate(bodies):
         _check(body, f"documents.{number}")
-    if sum(body.data is not None for body in bodies) > MAX_PDFS:
-        raise InvalidField(f"documents has more than {MAX_PDFS} PDFs; send them in several requests", "documents")
-    pdfs = {number: body for number, body in enumerate(bodies) if body.data is not None}
-    texts = {number: await _pdf_text(body, number, reader, claim) for number, body in pdfs.items()}
+    files = {number: body for number, body in enumerate(bodies) if body.data is not None}
+    if len(files) > MAX_FILES:
+        raise InvalidField(f"documents has more than {MAX_FILES} files; send them in several requests", "documents")
+    texts = {number: await _file_text(body, number, reader, claim) for number, body in files.items()}
     texts |= await _html_texts(bodies, reader, claim)
     return await workers.run(claim, _documents, bodies, texts)
 
@@ -67,13 +68,25 @@ class WantedEmbedder:
         return self._inner.count(text)
 
     def embed(self, texts: Sequence[str]) -> Float32:
+        return self._embed(texts, None)
+
+    def embed_as(self, texts: Sequence[str], role: Role) -> Float32:
+        return self._embed(texts, role)
+
+    def _embed(self, texts: Sequence[str], role: Role | None) -> Float32:
         import numpy as np
+
+        from kvarn.retrieval.embedder import embed_as
 
         parts = []
         for start in range(0, max(len(texts), 1), EMBEDDED_AT_ONCE):
             self._require_wanted()
-            parts.append(self._inner.embed(texts[start : start + EMBEDDED_AT_ONCE]))
+            parts.append(embed_as(self._inner, texts[start : start + EMBEDDED_AT_ONCE], role))
         return np.concatenate(parts)
+
+    def until(self, ended: threading.Event) -> WantedEmbedder:
+        """The same embedder, for as long as somebody else waits."""
+        return WantedEmbedder(self._inner, ended)
 
     def close(self) -> None:
         """It is the other embedder's to close."""
@@ -85,7 +98,7 @@ class WantedEmbedder:
 
 def least_cost(bodies: Sequence[DocumentBody]) -> int:
     """What documents are charged at least, in tokens, before they are read."""
-    return sum(cost_in_bytes(body.text or "") + len(body.data or "") // PDF_BYTES_PER_TOKEN for body in bodies)
+    return sum(cost_in_bytes(body.text or "") + len(body.data or "") // FILE_BYTES_PER_TOKEN for body in bodies)
 
 
 def cost_in_bytes(text: str) -> int:
@@ -100,16 +113,17 @@ def num_bytes_of(text: str) -> int:
 def _check(body: DocumentBody, param: str) -> None:
     if (body.text is None) == (body.data is None):
         raise InvalidField(f"{param} needs either text or data; give one of them", param, "missing_field")
-    if (body.data is not None) != (body.kind == "pdf"):
-        raise InvalidField(f'{param}: kind "pdf" and data belong together; all other kinds are sent as text', param)
+    if (body.data is not None) != (body.kind in get_args(FileKind)):
+        kinds = ", ".join(get_args(FileKind))
+        raise InvalidField(f"{param}: data is for the kinds {kinds}; all other kinds are sent as text", param)
 
 
-async def _pdf_text(body: DocumentBody, number: int, reader: DocumentReader, claim: Claim) -> str:
+async def _file_text(body: DocumentBody, number: int, reader: DocumentReader, claim: Claim) -> str:
     assert body.data is not None
     name = f"documents.{number}.data"
     data = await asyncio.to_thread(_decoded, body.data, name)
     try:
-        return await reader.pdf_text(data, _name(body, number), claim)
+        return await reader.file_text(cast(FileKind, body.kind), data, _name(body, number), claim)
     except DocumentError as error:
         raise InvalidField(str(error), name, "retrieval_error") from None
 
@@ -157,7 +171,7 @@ def _document(body: DocumentBody, text: str | None, number: int) -> Document:
 
 def _fields(body: DocumentBody, text: str | None) -> dict[str, Any]:
     """text: of a document that a child process has read."""
-    from kvarn.retrieval.ingest.html import html_to_text
+    from kvarn.retrieval.ingest.readers.html import html_to_text
 
     if text is None:
         assert body.text is not None

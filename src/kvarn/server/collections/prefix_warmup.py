@@ -1,5 +1,6 @@
 """Prompts of frequent queries, computed before they come again: when documents changed, or the KV cache evicted them.
 
+Their blocks are kept: up to a share of the cache, floods of other prompts evict them last.
 Runs only while the server is idle, one prompt at a time, on models that are loaded; a prompt that is still cached costs
 next to nothing. Its cache entries are salted for the tenant of the original request, as the answer's were.
 """
@@ -57,7 +58,7 @@ class _WarmChat:
 
     chat: FrequentChat
     version: int
-    warmed_at: float
+    warmed_at: float | None = None  # None: it was answered, and not kept yet
 
 
 class PrefixWarmup:
@@ -74,7 +75,9 @@ class PrefixWarmup:
     def add(self, chat: FrequentChat, version: int) -> None:
         """Take a chat that was just answered at a version of its collection: its prompt is in the cache now."""
         key = (chat.principal.tenant, chat.model, chat.collection, chat.query_key)
-        self._chats[key] = _WarmChat(chat, version, time.monotonic())
+        known = self._chats.get(key)
+        if known is None or (known.chat, known.version) != (chat, version):
+            self._chats[key] = _WarmChat(chat, version)
         self._chats.move_to_end(key)
         while len(self._chats) > MAX_CHATS:
             self._chats.popitem(last=False)
@@ -117,8 +120,8 @@ class PrefixWarmup:
         if not self._has_models(chat):
             return
         async with self._collections.use(chat.principal.tenant, chat.collection) as collection:
-            version = collection.version
-            is_recent = time.monotonic() - entry.warmed_at < REFRESH_AFTER_S
+            version = await asyncio.to_thread(lambda: collection.version)
+            is_recent = entry.warmed_at is not None and time.monotonic() - entry.warmed_at < REFRESH_AFTER_S
             if (version == entry.version and is_recent) or not self._has_models(chat):
                 return
             await self._warm(chat, collection.at_priority(PRIORITY))
@@ -146,6 +149,6 @@ def _submission(served: ServedModel, chat: FrequentChat, collection: Collection)
     conversation = with_messages(chat.chat, grounded)
     submission = chat_submission(served, conversation, conversation.output_plan(served))
     plain = submission.params.replace(n=1, logprobs=None, prompt_logprobs=None, constraint=None)
-    params = plain.replace(prefill_only=True, priority=PRIORITY)
+    params = plain.replace(prefill_only=True, keep_cache=True, priority=PRIORITY)
     tenant = tenant_of(chat.principal, chat.cache_salt)
     return replace(submission, params=params, tenant=tenant, adapters=served.adapters, constraint=None)

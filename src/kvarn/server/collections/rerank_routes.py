@@ -25,11 +25,11 @@ async def rerank(request: Charged, models: Models, workers: Workers, metrics: Se
     body = await request.body(RerankBody)
     model = await request.use_model(models, body.model)
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
-    request.expect(await request.on_body(lambda: num_bytes_read(body.query, documents)))
+    await request.expect(await request.on_body(lambda: num_bytes_read(body.query, documents)))
     batches = await rerank_batches(request, workers, model.llm.llm, body.query, documents)
     costs = await num_tokens_of(request, workers, batches)
     num_tokens = sum(costs)
-    request.reserve(num_tokens)
+    await request.reserve(num_tokens)
     meter = TokenMeter(request, workers)
     try:
         scores = await request.while_awaited(scores_of(request.principal, meter, batches, costs))

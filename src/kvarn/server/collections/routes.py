@@ -84,7 +84,7 @@ async def add_documents(request: Charged, retrieval: Retrieval, name: str) -> Re
     """Add documents, or replace those with the same id: all of them, or none if one cannot be."""
     body = await request.body(DocumentsBody)
     taken = await request.on_body(lambda: least_cost(body.documents))
-    request.reserve(taken)  # before anything is made of them: that takes time too
+    await request.reserve(taken)  # before anything is made of them: that takes time too
     async with use_collection(request, retrieval.collections, name, changes=True) as collection:
         await request.use_model(retrieval.models, collection.embedder.name)
         claim = request.principal.claim
@@ -131,7 +131,7 @@ async def search_collection(request: Charged, retrieval: Retrieval, name: str) -
             retrieval.metrics.searched(body.mode, time.monotonic() - started)
         finally:
             request.use(meter.num_tokens)
-        version = collection.version
+        version = await work_for(request, retrieval.workers, lambda: collection.version)
     num_tokens = request.reservation.num_tokens
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
@@ -157,9 +157,9 @@ async def _reserve(
 ) -> list[int]:
     """Reserve what each text costs beyond what was taken: its tokens for the model, and at least its share of bytes."""
     least = await work_for(request, workers, lambda: list(map(cost_in_bytes, texts)))
-    request.reserve(max(0, sum(least) - taken))  # a PDF may hold more text than it has bytes
+    await request.reserve(max(0, sum(least) - taken))  # a PDF may hold more text than it has bytes
     costs = await work_for(request, workers, lambda: list(map(max, least, map(collection.embedder.count, texts))))
-    request.reserve(max(0, sum(costs) - max(sum(least), taken)))
+    await request.reserve(max(0, sum(costs) - max(sum(least), taken)))
     return costs
 
 

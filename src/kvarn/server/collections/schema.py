@@ -10,7 +10,9 @@ from kvarn.server.api.openai.embeddings_schema import EmbeddingsUsage
 from kvarn.server.api.schema import Answer, Body
 
 MAX_DOCUMENTS = 1024
-PDF_BYTES_PER_TOKEN = 1024  # of a file that is not read yet: most of it may be pictures; its text is charged once known
+FILE_BYTES_PER_TOKEN = (
+    1024  # of a file that is not read yet: most of it may be pictures; its text is charged once known
+)
 MAX_QUERIES = 64
 MAX_HITS = 1000
 MAX_HITS_TOGETHER = 8192  # of all queries of a request: each is as long as a chunk
@@ -28,20 +30,22 @@ class CollectionBody(Body):
 
 
 class DocumentBody(Body):
-    """A text to be found again, or a PDF; of HTML and PDF the readable text is kept."""
+    """A text to be found again, or a file; of HTML and files the readable text is kept."""
 
     text: str | None = Field(None, min_length=1)
-    data: str | None = Field(None, min_length=1, description="The bytes of a PDF in base64, instead of text")
+    data: str | None = Field(
+        None, min_length=1, description="The bytes of a PDF, Word document, EPUB or notebook in base64"
+    )
     id: str | None = Field(None, min_length=1, max_length=1024)
     source: str = Field("", max_length=1024)
     metadata: dict[str, Scalar] = Field(default_factory=dict, max_length=256)
-    kind: Literal["text", "markdown", "html", "pdf", "code"] = "text"
+    kind: Literal["text", "markdown", "rst", "html", "pdf", "docx", "epub", "notebook", "csv", "code"] = "text"
 
 
 class DocumentsBody(Body):
     """Documents to add, or to replace by id."""
 
-    BYTES_PER_TOKEN: ClassVar[int] = PDF_BYTES_PER_TOKEN  # of what is no PDF more is taken: see least_cost
+    BYTES_PER_TOKEN: ClassVar[int] = FILE_BYTES_PER_TOKEN  # of what is no file more is taken: see least_cost
     documents: Annotated[list[DocumentBody], Field(min_length=1, max_length=MAX_DOCUMENTS)]
 
 
@@ -59,6 +63,8 @@ class HowBody(Body):
     filter: Filter | None = None
     fusion: Literal["weighted", "rrf"] = "weighted"
     weights: Annotated[list[Annotated[float, Field(ge=0, le=1e6)]], Field(min_length=2, max_length=2)] | None = None
+    per_document: int | None = Field(None, ge=1, le=MAX_HITS)
+    min_score: float | None = Field(None, ge=-1e6, le=1e6)
     mmr: float | None = Field(None, ge=0, le=1)
 
 
@@ -82,6 +88,16 @@ class RetrievalBody(HowBody):
     k: int = Field(4, ge=1, le=100)
     max_context_tokens: int | None = Field(None, ge=1, le=2**24)
     query: str | None = Field(None, min_length=1, max_length=32_768)
+    min_relevance: float | None = Field(
+        None, ge=0, le=1, description="Of the best hit, else the answer is the refusal; 0: the model always answers"
+    )
+    refusal: str | None = Field(
+        None, min_length=1, max_length=500, description="The answer where nothing relevant is found"
+    )
+    cite: Literal["free", "every_sentence"] | None = Field(
+        None, description="every_sentence: each sentence of the answer ends with the number of a source"
+    )
+    return_passages: bool = Field(False, description="The citations have the text that the model read")
 
 
 class CollectionAnswer(Answer):

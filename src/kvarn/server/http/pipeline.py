@@ -50,10 +50,12 @@ class RequestPipeline:
         lifecycle: Lifecycle,
         traffic: Traffic,
         root_path: str = "",
+        tag: str = "",
     ) -> None:
-        """root_path: the prefix of a reverse proxy, which may pass it on or not."""
+        """root_path: the prefix of a reverse proxy, which may pass it on or not; tag: of this server, in its ids."""
         self._app = app
         self._root_path = root_path
+        self._tag = tag
         self._browsers = browsers
         self._auth = auth
         self._lifecycle = lifecycle
@@ -67,7 +69,7 @@ class RequestPipeline:
         if scope["type"] != "http":
             raise RuntimeError(f"no {scope['type']} is served here")  # the server answers with 403 or closes
         scope["path"] = without_prefix(scope["path"], self._root_path)
-        scope.update({REQUEST_ID: new_request_id(), RECEIVED_AT: time.monotonic(), LOG_FIELDS: {}})
+        scope.update({REQUEST_ID: new_request_id(self._tag), RECEIVED_AT: time.monotonic(), LOG_FIELDS: {}})
         headers = [*id_headers(scope["path"], scope[REQUEST_ID]), *self._browsers.cors_headers(scope)]
         response = ResponseSender(send, headers)
         status = CLIENT_GONE
@@ -139,7 +141,8 @@ class ResponseSender:
             headers = list(message.get("headers", ()))
             if self.closes():
                 headers = [*(one for one in headers if one[0].lower() != b"connection"), (b"connection", b"close")]
-            message = {**message, "headers": [*headers, *self._headers]}
+            given = {name for name, _ in headers}  # a router passes the id of a replica on
+            message = {**message, "headers": [*headers, *(one for one in self._headers if one[0] not in given)]}
         await self._send(message)
 
 

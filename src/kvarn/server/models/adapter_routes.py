@@ -12,8 +12,6 @@ from kvarn.errors import AuthError, CapacityError, ModelError
 from kvarn.server.api.schema import Answer, Body, InvalidField, body_of
 from kvarn.server.dependencies import Called, Models, Settings
 from kvarn.server.models.adapters import ServedAdapter, confined
-from kvarn.server.process.settings import ServerConfig
-from kvarn.server.request_context import RequestContext
 
 router = APIRouter(tags=["models"])
 
@@ -55,7 +53,7 @@ class LlamaServerLora(Answer):
 @router.post("/v1/load_lora_adapter", response_model=LoraCard, openapi_extra=body_of(LoadLoraBody))
 async def load_lora_adapter(request: Called, models: Models, settings: Settings) -> Response:
     """Load an adapter from the server's folder and offer it as a model; for keys with admin = true."""
-    _require_admin(request, settings)
+    request.require_admin("adapters are loaded and unloaded")
     body = await request.body(LoadLoraBody)
     path = confined(settings.lora_dir, body.lora_path)
     base = models.default_id if body.base_model is None else body.base_model
@@ -71,9 +69,9 @@ async def load_lora_adapter(request: Called, models: Models, settings: Settings)
 
 
 @router.post("/v1/unload_lora_adapter", response_model=LoraCard, openapi_extra=body_of(UnloadLoraBody))
-async def unload_lora_adapter(request: Called, models: Models, settings: Settings) -> Response:
+async def unload_lora_adapter(request: Called, models: Models) -> Response:
     """Offer an adapter no more; requests that run with it end as they would have. For keys with admin = true."""
-    _require_admin(request, settings)
+    request.require_admin("adapters are loaded and unloaded")
     body = await request.body(UnloadLoraBody)
     adapter = models.adapters.get(body.lora_name)
     await models.adapters.unload(models, body.lora_name)
@@ -86,12 +84,6 @@ async def list_lora_adapters(request: Called, models: Models) -> Response:
     """List the adapters of the first model; requests without `lora` use none of them, so that every scale is 0."""
     known = models.adapters.of_model(models.default_id)
     return request.reply([{"id": number, "path": one.name, "scale": 0.0} for number, one in enumerate(known)])
-
-
-def _require_admin(request: RequestContext, settings: ServerConfig) -> None:
-    """A key with admin = true; where there are no keys, somebody on this machine."""
-    if not request.principal.is_admin and not (settings.is_open and settings.takes_local):
-        raise AuthError("adapters are loaded and unloaded by keys with admin = true", reason="forbidden")
 
 
 def _card(adapter: ServedAdapter) -> dict[str, Any]:

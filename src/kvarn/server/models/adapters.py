@@ -145,6 +145,12 @@ def named_path(given: str) -> tuple[str, Path]:
     return (Path(path).name if name is None else name), Path(path).expanduser()
 
 
+def require_lora_dir(folder: Path | None) -> None:
+    """Refuse to start with a folder of adapters that is none: every load would fail."""
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"lora_dir is {str(folder)!r}, which is no folder; make it, or leave --lora-dir out")
+
+
 def confined(folder: Path | None, given: str) -> Path:
     """The path of an adapter below the folder that the operator chose; anything else is refused.
 
@@ -154,7 +160,9 @@ def confined(folder: Path | None, given: str) -> Path:
         raise AuthError("this server loads no adapters; it was started without --lora-dir", reason="forbidden")
     root = folder.resolve()
     if not root.is_dir():
-        raise ConfigError(f"lora_dir is {folder}, which is no folder")
+        raise InvalidParameter(
+            "lora_path cannot be looked up: the folder of --lora-dir is gone; make it again", field="lora_path"
+        )
     path = root / given
     try:
         parts = path.relative_to(root).parts

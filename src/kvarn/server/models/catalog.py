@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from kvarn.backends.select import device_share, device_weights, is_gpu, kv_dtype, window_step
-from kvarn.config import EngineConfig, is_offline
+from kvarn.backends.select import device_share, device_weights, is_gpu, kv_dtype, memory_remedies, window_step
+from kvarn.config import DEFAULT_LORA_BYTES, EngineConfig, is_offline
 from kvarn.engine.drafting.load_draft import draft_bytes
 from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.open import open_weights
@@ -22,12 +22,14 @@ from kvarn.hub.locate import parse
 from kvarn.hub.names import LocalName, parse_remote, split_id
 from kvarn.machine import MemoryAvailable
 from kvarn.models.describe import Description, describe
+from kvarn.models.diffusion.uniform import UniformDiffusion
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.sampling_defaults import DIFFUSION_DEFAULTS
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
 from kvarn.server.models.file_digests import file_digest
 
 ModelKind = Literal["generate", "embed", "rerank"]
+LORA_SHARE = 8  # of a server's memory: one part in so many, at most, for the adapters of each model
 ENOUGH_CONTEXT = 4096  # a model that would get less than this from its equal share may take more
 
 
@@ -59,6 +61,7 @@ class CatalogEntry:
     parent: str | None = None  # of an adapter: the model's id
     file: CatalogFile = CatalogFile()
     is_diffusion: bool = False
+    can_fill: bool = False  # templates, and what stands between two texts: its canvas is masked
     sampling: Mapping[str, Any] = field(default_factory=dict)  # defaults that are not Kvarn's own
 
 
@@ -97,6 +100,14 @@ def model_ids(names: Iterable[str]) -> Mapping[str, str]:
     return ids
 
 
+def pinned_id(names: Mapping[str, str], wanted: str) -> str:
+    """The id of a pinned model, written as an id or as the name it was configured with."""
+    for model_id, name in names.items():
+        if wanted in (model_id, name, f"{model_id}={name}"):
+            return model_id
+    raise ConfigError(f"pinned names {wanted!r:.80}, which is not among the models {', '.join(names)}; add it there")
+
+
 def find_files(name: str) -> Path:
     """Find a model's files, fetching them if need be: the same path for all names of one model. Blocks."""
     return resolve(name, offline=is_offline()).resolve()
@@ -117,6 +128,13 @@ def with_process_choice(engine: EngineConfig, num_models: int) -> EngineConfig:
     if engine.own_process is not None:
         return engine
     return replace(engine, own_process=num_models == 1 and is_gpu(engine))
+
+
+def with_adapters(engine: EngineConfig, num_bytes: int) -> EngineConfig:
+    """Count adapters in the plans of a server that loads some: num_bytes is its memory."""
+    if engine.lora_bytes is not None:
+        return engine
+    return replace(engine, lora_bytes=min(DEFAULT_LORA_BYTES, num_bytes // LORA_SHARE))
 
 
 def plan_load(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) -> LoadPlan:
@@ -155,7 +173,8 @@ def _planned(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) -
         needed_bytes=plan.needed_bytes,
         digest=_recorded_digest(name),
         file=file,
-        is_diffusion=isinstance(spec.generation, MaskedDiffusion),
+        is_diffusion=spec.is_diffusion,
+        can_fill=isinstance(spec.generation, MaskedDiffusion),
         sampling=_sampling(description),
     )
     return LoadPlan(entry, path, _settled(engine, spec, plan))
@@ -194,8 +213,10 @@ def _facts(source: WeightSource, spec: ModelSpec) -> CatalogFile:
 
 
 def _sampling(description: Description) -> Mapping[str, Any]:
-    is_diffusion = isinstance(description.spec.generation, MaskedDiffusion)
-    return {**(DIFFUSION_DEFAULTS if is_diffusion else {}), **description.recommended}
+    generation = description.spec.generation
+    if isinstance(generation, UniformDiffusion):
+        return {}  # its steps have temperatures of their own
+    return {**(DIFFUSION_DEFAULTS if isinstance(generation, MaskedDiffusion) else {}), **description.recommended}
 
 
 def _kind(spec: ModelSpec) -> ModelKind:
@@ -236,7 +257,10 @@ def _plan_within(description: Description, engine: EngineConfig, num_bytes: int,
         kv_dtype=kv_dtype(engine),
         max_running=engine.max_running,
         window_step=window_step(engine),
-        draft_bytes=draft_bytes(engine),
+        step_rows=engine.max_batch_tokens,
+        remedies=memory_remedies(engine),
+        draft_bytes=draft_bytes(engine, description),
+        lora_bytes=engine.lora_bytes or 0,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
@@ -19,22 +19,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvarn.backends.select import device_memory
-from kvarn.errors import CapacityError, ConfigError, ModelError, ModelNotFound
-from kvarn.models.memory_plan import show_bytes
+from kvarn.errors import CapacityError, ModelError, ModelNotFound
 from kvarn.observe.logs import with_fields
-from kvarn.server.models.adapters import ServedAdapters, named_path
+from kvarn.server.models.adapters import ServedAdapters, named_path, require_lora_dir
 from kvarn.server.models.catalog import (
     CatalogEntry,
     LoadPlan,
     MemoryRoom,
     find_files,
     model_ids,
+    pinned_id,
     plan_beside,
     plan_load,
+    with_adapters,
     with_process_choice,
 )
-from kvarn.server.models.model_slot import ModelSlot
-from kvarn.server.models.no_room import RETRY_AFTER_S, NoRoomForModel
+from kvarn.server.models.model_slot import ModelSlot, retrieve_result
+from kvarn.server.models.no_room import RETRY_AFTER_S, no_room_error, require_free_id, require_removable
 from kvarn.server.models.served_model import ServedModel, load_served
 
 if TYPE_CHECKING:
@@ -49,20 +50,22 @@ class ModelPool:
     """The configured models by id, each loaded or not."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self._names = model_ids(config.models)
+        require_lora_dir(config.lora_dir)
+        self._names = dict(model_ids(config.models))
         self.adapters, self._loras = ServedAdapters(), config.loras
-        self._pinned = frozenset(_pinned_id(self._names, name) for name in config.pinned)
-        self._engine = config.engine
+        self._pinned = frozenset(pinned_id(self._names, name) for name in config.pinned)
+        self._engine, self._has_adapters = config.engine, bool(config.loras) or config.lora_dir is not None
         self._budget_bytes = config.memory_bytes
         self._slots: dict[str, ModelSlot] = {}  # of each model, by the first id that it has
         self._first_ids: dict[str, str] = {}  # one file may have several ids: it is loaded once
+        self.added_ids: set[str] = set()  # that an admin added since the start
         self._ticks = count(1)
         self._changing = asyncio.Lock()  # one model is loaded or evicted at a time
         self._is_closed = False
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Ids of all configured models, loaded or not, and of their adapters."""
+        """Ids of all models on offer, loaded or not, and of their adapters."""
         return (*self._names, *self.adapters.names)
 
     @property
@@ -88,6 +91,8 @@ class ModelPool:
     async def start(self, on_phase: Callable[[str, str], None] | None = None) -> None:
         """Find every model and load the pinned ones and the first; whatever cannot be served is refused here."""
         report = on_phase or _ignore
+        if self._has_adapters:
+            self._engine = with_adapters(self._engine, self.budget_bytes)
         await self._find(report)
         num_models = len(set(self._first_ids.values()))
         self._engine = await asyncio.to_thread(with_process_choice, self._engine, num_models)
@@ -105,9 +110,12 @@ class ModelPool:
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[ServedModel]:
         """Keep a model loaded while the block runs, loading it first if need be; ModelNotFound for other names."""
-        slot = self._slot(name)
+        slot = self.slot(name)
         is_adapter = self.adapters.get(name) is not None
+        if slot.is_leaving:
+            raise CapacityError(f"model {slot.id!r} is being unloaded; try again", retry_after_s=RETRY_AFTER_S)
         slot.num_users += 1  # before waiting, so that it is not unloaded between its load and its use
+        slot.unused.clear()
         try:
             model = slot.model or await self._load(slot)
             if is_adapter:
@@ -117,6 +125,8 @@ class ModelPool:
         finally:
             slot.num_users -= 1
             slot.used_at = next(self._ticks)
+            if slot.num_users == 0:
+                slot.unused.set()
 
     def is_loaded(self, name: str) -> bool:
         """Whether a use of this name need not wait."""
@@ -128,17 +138,49 @@ class ModelPool:
         return tuple(self.entry(model_id) for model_id in self.ids)
 
     def entry(self, name: str) -> CatalogEntry:
-        slot, adapter = self._slot(name), self.adapters.get(name)
+        slot, adapter = self.slot(name), self.adapters.get(name)
         entry = replace(slot.plan.entry, id=name, is_loaded=slot.model is not None)
         return entry if adapter is None else adapter.entry(entry)
 
-    def path(self, name: str) -> Path:
-        """Where the files of a model lie, loaded or not."""
-        return self._slot(name).plan.path
-
     def first_id(self, name: str) -> str:
         """The id under which a model is loaded that has several; of an adapter, its model's."""
-        return self._slot(name).id
+        return self.slot(name).id
+
+    async def prospect(self, model_id: str, name: str) -> ModelSlot:
+        """The slot of a model whose files are here: the one that it has, or a new one, planned for what is free."""
+        path = await asyncio.to_thread(find_files, name)
+        if known := [slot for slot in self._slots.values() if slot.plan.path.resolve() == path]:
+            return known[0]
+        with_process_choice(self._engine, len(self._slots) + 1)  # refuses where engines cannot take turns
+        loaded = sum(slot.needed_bytes for slot in self._slots.values() if slot.model is not None)
+        pinned = sum(slot.needed_bytes for slot in self._slots.values() if slot.is_pinned)
+        room = MemoryRoom(self.budget_bytes - loaded, self.budget_bytes - pinned, is_shared=True)
+        return ModelSlot(await asyncio.to_thread(plan_load, model_id, name, self._engine, room))
+
+    def offer(self, slot: ModelSlot) -> None:
+        """Offer a new slot's model as those of the start are; without effect on one that is offered."""
+        if self._slots.get(slot.id) is not slot:
+            require_free_id(slot.id, self.ids)
+            self._names[slot.id], self._first_ids[slot.id] = str(slot.plan.path), slot.id
+            self._slots[slot.id] = slot
+            self.added_ids.add(slot.id)
+
+    async def unload(self, name: str, *, drains: bool) -> ModelSlot:
+        """Free a model's memory, once nobody uses it if drains; one that was added is not offered any more."""
+        slot = self.slot(name)
+        require_removable(slot, self.adapters.of_model(slot.id), drains=drains)
+        slot.is_leaving = True
+        try:
+            if slot.num_users:
+                await slot.unused.wait()
+            async with self._changing:
+                if slot.id in self.added_ids:
+                    self.added_ids.remove(slot.id)
+                    del self._names[slot.id], self._first_ids[slot.id], self._slots[slot.id]
+                await asyncio.shield(asyncio.create_task(slot.unload()))
+        finally:
+            slot.is_leaving = False
+        return slot
 
     async def close(self) -> None:
         """Unload everything; later uses are refused."""
@@ -151,7 +193,8 @@ class ModelPool:
         adapter = self.adapters.get(name)
         return name if adapter is None else adapter.base_id
 
-    def _slot(self, name: str) -> ModelSlot:
+    def slot(self, name: str) -> ModelSlot:
+        """Of one model, loaded or not; ModelNotFound for other names."""
         if name not in self.ids:
             offered = ", ".join(self.ids)
             raise ModelNotFound(f"no model here is called {name[:MAX_NAME_SHOWN]!r}; this server has {offered}")
@@ -190,7 +233,7 @@ class ModelPool:
         """Wait for the load; it goes on when this caller gives up, because others may wait for it too."""
         if slot.loading is None:
             slot.loading = asyncio.create_task(self._load_now(slot))
-            slot.loading.add_done_callback(_retrieve_result)
+            slot.loading.add_done_callback(retrieve_result)
         try:
             return await asyncio.shield(slot.loading)
         except (CapacityError, asyncio.CancelledError):
@@ -224,52 +267,33 @@ class ModelPool:
             slot.loading = None
 
     async def _make_room(self, wanted: ModelSlot) -> None:
+        wanted.plan, leaving = await self.room_for(wanted)
+        for slot in leaving:
+            log.info("model unloaded", extra=with_fields(model=slot.id, makes_room_for=wanted.id))
+            await slot.unload()
+
+    async def room_for(self, wanted: ModelSlot) -> tuple[LoadPlan, list[ModelSlot]]:
         """Shorten the model's context, before any other is unloaded for it, and unload as few as possible."""
         loaded = [slot for slot in self._slots.values() if slot.model is not None]
         idle = sorted((slot for slot in loaded if slot.is_removable), key=lambda slot: slot.used_at)
         free = self.budget_bytes - sum(slot.needed_bytes for slot in loaded)
         if await self._plan_beside(wanted, free + sum(slot.needed_bytes for slot in idle)) is None:
-            raise self._no_room_error(wanted, loaded)
+            raise no_room_error(wanted, loaded, self.budget_bytes)
+        leaving: list[ModelSlot] = []
         while (plan := await self._plan_beside(wanted, free)) is None:
-            slot = idle.pop(0)
-            free += slot.needed_bytes
-            log.info("model unloaded", extra=with_fields(model=slot.id, makes_room_for=wanted.id))
-            await slot.unload()
-        wanted.plan = plan
+            leaving.append(idle[len(leaving)])
+            free += leaving[-1].needed_bytes
+        return plan, leaving
 
     async def _plan_beside(self, wanted: ModelSlot, free: int) -> LoadPlan | None:
         """The plan of the start, or one with a shorter context; None where even that does not fit."""
         if wanted.full_plan.entry.needed_bytes <= free:
             return wanted.full_plan
-        plan = await asyncio.to_thread(plan_beside, wanted.id, self._names[wanted.id], self._engine, free)
-        known = wanted.full_plan.entry
+        known, path = wanted.full_plan.entry, str(wanted.full_plan.path.absolute())
+        plan = await asyncio.to_thread(plan_beside, wanted.id, path, self._engine, free)
         if plan is None:
             return None
         return replace(plan, entry=replace(plan.entry, is_pinned=known.is_pinned, digest=known.digest))
-
-    def _no_room_error(self, wanted: ModelSlot, loaded: list[ModelSlot]) -> NoRoomForModel:
-        taken = ", ".join(f"{slot.id} {show_bytes(slot.needed_bytes)}" for slot in loaded if not slot.is_removable)
-        needed, budget = show_bytes(wanted.needed_bytes), show_bytes(self.budget_bytes)
-        free = self.budget_bytes - sum(slot.needed_bytes for slot in loaded if not slot.is_removable)
-        return NoRoomForModel(
-            f"model {wanted.id!r} needs {needed} of the server's {budget}, "
-            f"and others are in use ({taken}); try again when they are idle",
-            wanted.needed_bytes - free,
-            {slot.id: slot.needed_bytes for slot in loaded if slot.num_users and not slot.is_pinned},
-        )
-
-
-def _pinned_id(names: Mapping[str, str], wanted: str) -> str:
-    """The id of a pinned model, written as an id or as the name it was configured with."""
-    for model_id, name in names.items():
-        if wanted in (model_id, name, f"{model_id}={name}"):
-            return model_id
-    raise ConfigError(f"pinned names {wanted!r:.80}, which is not among the models {', '.join(names)}; add it there")
-
-
-def _retrieve_result(load: asyncio.Task[ServedModel]) -> None:
-    """Retrieve the result of a load, or asyncio warns; its callers may all have disconnected."""
-    _ = load.cancelled() or load.exception()
 
 
 def _ignore(_name: str, _model: str) -> None:

@@ -28,6 +28,8 @@ class ModelSlot:
     loading: asyncio.Task[ServedModel] | None = None
     num_users: int = 0
     used_at: int = 0  # ticks, not time: only the order counts
+    is_leaving: bool = False  # being unloaded by an admin: takes no more requests
+    unused: asyncio.Event = field(default_factory=asyncio.Event)  # set when the last user leaves
 
     def __post_init__(self) -> None:
         self.plan = self.full_plan
@@ -63,3 +65,8 @@ class ModelSlot:
             collect_everything_again()
         except KvarnError:
             log.exception("model was not unloaded cleanly", extra=with_fields(model=self.id))
+
+
+def retrieve_result(load: asyncio.Task[ServedModel]) -> None:
+    """Retrieve the result of a load, or asyncio warns; its callers may all have disconnected."""
+    _ = load.cancelled() or load.exception()

@@ -49,5 +49,6 @@ def _fields(entry: CatalogEntry) -> dict[str, Any]:
         "root": entry.parent or entry.id,
         "parent": entry.parent,
         "is_diffusion": entry.is_diffusion,
+        "can_fill": entry.can_fill,
         "sampling": dict(entry.sampling),
     }

@@ -30,6 +30,7 @@ class ModelCard(Answer):
     root: str  # the model itself
     parent: str | None  # of an adapter: the model that it changes
     is_diffusion: bool
+    can_fill: bool  # /v1/fill, and suffix of /v1/completions, on a canvas
     sampling: dict[str, Any]  # defaults of this model, by the names of requests; of what is not here, Kvarn's
 
 

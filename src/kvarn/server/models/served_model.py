@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from kvarn.adapters.weights import AdapterUse
 from kvarn.async_llm import AsyncLLM
+from kvarn.diffusion import DiffusionParams
 from kvarn.server.chat.output.formats import OutputFormat, detect_format
 from kvarn.server.models.catalog import CatalogEntry, LoadPlan, with_digest
 from kvarn.types import SamplingParams
@@ -54,4 +55,7 @@ async def _warm_up(llm: AsyncLLM, entry: CatalogEntry) -> None:
         await asyncio.to_thread(llm.llm.classify, [(WARM_UP_TEXT, WARM_UP_TEXT)])
     else:
         await asyncio.to_thread(llm.llm.tokenizer.prepare_chat)
-        await llm.generate(WARM_UP_TEXT, SamplingParams(max_tokens=1, temperature=0.0))
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        if entry.is_diffusion:  # some have no temperature, and a canvas takes many steps
+            params = SamplingParams(max_tokens=1, diffusion=DiffusionParams(steps=1))
+        await llm.generate(WARM_UP_TEXT, params)

@@ -7,15 +7,17 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from kvarn.server.http.connections import ACCEPTED_PER_TURN, Listener
 from kvarn.server.http.protocol import make_protocol
+from kvarn.server.http.traffic import Traffic
+from kvarn.server.process.lifecycle import Lifecycle
+from kvarn.server.process.settings import ServerConfig
 from kvarn.server.process.tls import SHUTDOWN_S, Certificate, TlsListener
-from kvarn.server.state import ServerState
 
 
 class HttpServer(uvicorn.Server):
@@ -46,9 +48,18 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
 
-def make_http_server(
-    state: ServerState, app: ASGIApp, listener: Listener, certificate: Certificate | None
-) -> HttpServer:
+class HttpParts(Protocol):
+    """What connections need of a server or a router."""
+
+    @property
+    def config(self) -> ServerConfig: ...
+    @property
+    def lifecycle(self) -> Lifecycle: ...
+    @property
+    def traffic(self) -> Traffic: ...
+
+
+def make_http_server(state: HttpParts, app: ASGIApp, listener: Listener, certificate: Certificate | None) -> HttpServer:
     """The server around an application; it begins to accept when serve([listener]) runs."""
     protocol = make_protocol(state.config, state.lifecycle, state.traffic)
     server = HttpServer(

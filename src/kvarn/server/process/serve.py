@@ -27,13 +27,13 @@ from kvarn.errors import ConfigError
 from kvarn.observe.logs import configure_logging, with_fields
 from kvarn.observe.metrics import Metrics
 from kvarn.server.access.keys import KeyRing
-from kvarn.server.access.limits import RateLimits
+from kvarn.server.access.shared.limits import make_limits
 from kvarn.server.api.responses.response_store import ResponseStore
 from kvarn.server.app import make_app
 from kvarn.server.batches.execution import BatchExecution
 from kvarn.server.batches.jobs import BatchJobs
 from kvarn.server.chat.generation import Generations
-from kvarn.server.collections.collection_pool import CollectionPool
+from kvarn.server.collections.collection_pool import CollectionPool, storage_of
 from kvarn.server.collections.document_reader import DocumentReader
 from kvarn.server.collections.prefix_warmup import PrefixWarmup
 from kvarn.server.collections.storage_quota import StorageQuota
@@ -41,6 +41,7 @@ from kvarn.server.http.connections import Listener
 from kvarn.server.http.traffic import Traffic
 from kvarn.server.live.sampler import LiveSampler
 from kvarn.server.models.model_pool import ModelPool
+from kvarn.server.models.pulls import Pulls
 from kvarn.server.process.http_server import make_http_server
 from kvarn.server.process.interpreter import tune_for_serving
 from kvarn.server.process.lifecycle import Lifecycle, ShuttingDown
@@ -50,6 +51,7 @@ from kvarn.server.process.settings import ServerConfig
 from kvarn.server.process.tls import Certificate
 from kvarn.server.process.watchdog import Watchdog
 from kvarn.server.process.worker_threads import WorkerThreads
+from kvarn.server.replica.publisher import ReplicaPublisher
 from kvarn.server.state import ServerState
 from kvarn.structured.compiler import MAX_COMPILING
 
@@ -78,7 +80,9 @@ def serve(config: ServerConfig, extend: Extend | None = None, on_ready: OnReady 
     try:
         certificate = None if config.tls_cert is None else Certificate(config)
         with listening(config) as listener:
-            return loop.run_until_complete(_run(config, listener, certificate, extend or _unchanged, on_ready))
+            return loop.run_until_complete(
+                _run(config, listener, certificate, extend or (lambda _, app: app), on_ready)
+            )
     finally:
         loop.close()
 
@@ -113,10 +117,8 @@ class ServerRun:
         self._lifecycle = self._state.lifecycle
         app = extend(self._state, make_app(self._state))
         self._server = make_http_server(self._state, app, listener, certificate)
-        models = self._state.models
-        self._watchdog = Watchdog(
-            lambda: [(model.id, model.llm.llm.client) for model in models.loaded], config.heartbeat_timeout_s
-        )
+        models, timeout_s = self._state.models, config.heartbeat_timeout_s
+        self._watchdog = Watchdog(lambda: [(one.id, one.llm.llm.client) for one in models.loaded], timeout_s)
         self._lifecycle.stuck_model = lambda: self._watchdog.stuck_model
         self._ended = asyncio.Event()  # a signal asked for the end
         self._num_signals = 0
@@ -149,6 +151,7 @@ class ServerRun:
 
     async def _start(self, ended: asyncio.Task[bool]) -> None:
         """Load, warm up, and print that the server is ready; a signal meanwhile ends the process."""
+        await self._state.limits.start()
         loading = asyncio.create_task(self._state.models.start(self._lifecycle.begin_step))
         await asyncio.wait([loading, ended], return_when=asyncio.FIRST_COMPLETED)
         if self._ended.is_set():
@@ -207,8 +210,7 @@ class ServerRun:
         self._server.config.timeout_graceful_shutdown = int(self._flush_left_s)
         self._server.should_exit = True
         await _closed("the HTTP server", serving)
-        state = self._state
-        for part in (state.batches, state.prefix_warmup, state.collections, state.models, state.responses):
+        for part in self._state.closing_parts:
             await _closed(type(part).__name__, asyncio.wait_for(part.close(), CLOSE_S))
 
     def _take_signal(self, signum: int) -> None:
@@ -264,14 +266,17 @@ async def _closed(part: str, closing: Awaitable[None]) -> None:
 def make_state(config: ServerConfig) -> ServerState:
     """All parts of the server; nothing is loaded yet."""
     models = ModelPool(config)
-    collections, lifecycle = CollectionPool(models), Lifecycle()
+    storage = storage_of(config)
+    collections, lifecycle = CollectionPool(models, storage), Lifecycle()
     metrics = Metrics(models.ids, tiers=config.tiers, compat=config.metrics_compat, version=__version__)
+    responses = ResponseStore(config.response_store, config.response_store_bytes)
     return ServerState(
         config=config,
         models=models,
+        pulls=Pulls(),
         collections=collections,
         keys=KeyRing(config.keys, config.tiers),
-        limits=RateLimits(on_refused=metrics.request_refused),
+        limits=make_limits(config.limits, config.limits_when_away, metrics),
         metrics=metrics,
         lifecycle=lifecycle,
         prefix_warmup=PrefixWarmup(models, collections, lifecycle, metrics),
@@ -280,19 +285,16 @@ def make_state(config: ServerConfig) -> ServerState:
         ),
         traffic=Traffic(),
         document_reader=DocumentReader(),
-        storage=StorageQuota(),
+        storage=StorageQuota(storage),
         workers=WorkerThreads(),
         request_threads=WorkerThreads(),
         body_thread=WorkerThreads(num_threads=1, num_reserved=0, max_per_key=None),
-        responses=ResponseStore(config.response_store, config.response_store_bytes),
+        responses=responses,
         live=LiveSampler(models),
         batches=BatchJobs(config),
+        replica=ReplicaPublisher(config.engine.cluster_key, models, lifecycle, responses.tag),
     )
 
 
 def _leave(_signum: int, _frame: object) -> NoReturn:
     raise SystemExit(0)
-
-
-def _unchanged(_: ServerState, app: ASGIApp) -> ASGIApp:
-    return app

@@ -103,6 +103,8 @@ def file_settings(path: Path) -> dict[str, Any]:
     engine = tables.get("engine", {})
     if isinstance(prefixes := engine.get("prefix_cache_dir"), str):
         engine = placed["engine"] = engine | {"prefix_cache_dir": begun_at(folder, prefixes)}
+    if isinstance(key := engine.get("cluster_key"), str):
+        engine = placed["engine"] = engine | {"cluster_key": begun_at(folder, key)}
     if isinstance(draft := engine.get("draft_model"), str):
         placed["engine"] = engine | {"draft_model": model_begun_at(folder, draft)}
     models = tables.get("models")

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.checks import check_setting
-from kvarn.config import EngineConfig
+from kvarn.config import EngineConfig, require_milvus_uri
 from kvarn.errors import ConfigError
+from kvarn.server.access.shared.store import shown_url
 from kvarn.server.access.tiers import DEFAULT_TIERS, Tier, read_tiers
 
 UNKNOWN_FIELDS = ("refuse", "ignore")
 METRICS_COMPAT = ("", "vllm")
+LIMITS_WHEN_AWAY = ("divide", "closed")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_QUEUE_LIMIT = 256
 
@@ -48,7 +50,12 @@ _REAL: dict[str, tuple[float, float]] = {
     "ping_s": (0.05, 3600.0),
     "heartbeat_timeout_s": (2.0, 3600.0),
 }
-_CHOICES = {"unknown_fields": UNKNOWN_FIELDS, "metrics_compat": METRICS_COMPAT, "log_level": LOG_LEVELS}
+_CHOICES = {
+    "unknown_fields": UNKNOWN_FIELDS,
+    "metrics_compat": METRICS_COMPAT,
+    "log_level": LOG_LEVELS,
+    "limits_when_away": LIMITS_WHEN_AWAY,
+}
 PATHS = {
     "keys": "the path of a TOML file, see `kvarn keys --help`",
     "uds": "the path of a Unix socket",
@@ -57,12 +64,14 @@ PATHS = {
     "response_store": "the path of an SQLite file",
     "batch_dir": "the path of a folder for files and batches",
     "lora_dir": "the path of a folder with adapters",
+    "milvus_token_file": "the path of a file with Milvus's token",
 }
 _TEXTS = ("models", "pinned", "loras", "cors_origins", "allowed_hosts")
 _check = replace(check_setting, number_format=",", booleans="true or false", quotes_choices=True)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.\-]{0,252}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}")
 _ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
 _VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}")
+_REDIS = re.compile(r"(rediss?|unix)://\S+")
 _ORIGIN = re.compile(r"https?://[^\s/*,]+")
 
 
@@ -85,6 +94,10 @@ class ServerConfig:
     tls_key: Path | None = None  # PEM: its key, without a password
     root_path: str = ""  # the prefix under which a reverse proxy offers the server; with or without it, paths are found
     behind_proxy: bool = False  # a proxy on this machine passes strangers' requests on: no connection counts as local
+    limits: str = ""  # redis://HOST:PORT/DB: replicas count what keys take together; "": each by itself
+    milvus_uri: str = ""  # http://HOST:19530: collections are kept there, shared by replicas; "": in folders here
+    milvus_token_file: Path | None = None  # of that Milvus; None: what MILVUS_TOKEN says
+    limits_when_away: str = "divide"  # while that Redis does not answer: divide | closed
     unknown_fields: str = "refuse"  # refuse | ignore
     drain_delay_s: float = 5.0  # after SIGTERM new requests are still taken for this long ...
     drain_timeout_s: float = 60.0  # ... then those that run may go on for this long
@@ -159,6 +172,12 @@ class ServerConfig:
             raise ConfigError(f"host is {self.host!r:.60}; give a host name or an IP address")
         if not isinstance(self.ollama_version, str) or not _VERSION.fullmatch(self.ollama_version):
             raise ConfigError(f"ollama_version is {self.ollama_version!r:.60}; give three numbers, as 0.12.6")
+        if not isinstance(self.limits, str) or (self.limits and not _REDIS.match(self.limits)):
+            raise ConfigError(
+                f"limits is {shown_url(str(self.limits))!r:.60}; give the address of a Redis, redis://HOST:PORT/DB"
+            )
+        if self.milvus_uri != "":
+            require_milvus_uri(self.milvus_uri)
         if self.engine.queue_limit != self.queue_limit:
             raise ConfigError(
                 f"engine.queue_limit is {self.engine.queue_limit} and queue_limit {self.queue_limit}; "

@@ -1,6 +1,7 @@
 """GET /api/version, /api/tags and /api/ps, POST /api/show: the models of this server, as Ollama's clients list them.
 
-Which models there are is the operator's to say: what would change that is refused with a sentence.
+Which models there are is the operator's to say: what would change that is refused with a sentence; pull_routes.py
+fetches for admins.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from kvarn.errors import AuthError, ModelNotFound
+from kvarn.errors import AuthError
 from kvarn.formats.open import open_weights
 from kvarn.server.api.ollama.errors import PREFIX
 from kvarn.server.api.ollama.schema import ModelTags, NameBody, OllamaVersion, ShownModel
 from kvarn.server.api.ollama.translation import model_id
-from kvarn.server.api.schema import Answer, InvalidField, body_of
+from kvarn.server.api.schema import body_of
 from kvarn.server.chat.output.formats import OutputFormat, detect_format
 from kvarn.server.dependencies import Called, Models, Settings
 from kvarn.server.models.catalog import CatalogEntry
@@ -85,16 +86,6 @@ async def show(request: Called, models: Models) -> Response:
     )
 
 
-@router.post(f"{PREFIX}pull", response_model=Answer, openapi_extra=body_of(NameBody))
-async def pull(request: Called, models: Models) -> Response:
-    """Say that a model is here; others are not fetched."""
-    try:
-        await _name(request, models)
-    except ModelNotFound as error:
-        raise AuthError(f"{error}; its operator decides which models it has", reason="forbidden") from None
-    return request.reply({"status": "success"})
-
-
 @router.post(f"{PREFIX}create", include_in_schema=False)
 @router.post(f"{PREFIX}copy", include_in_schema=False)
 @router.post(f"{PREFIX}push", include_in_schema=False)
@@ -111,10 +102,7 @@ async def manage(_request: Called) -> Response:
 async def _name(request: RequestContext, models: ModelPool) -> str:
     """The id of the model that the body names; ModelNotFound for others."""
     body = await request.body(NameBody)
-    given = body.model or body.name
-    if not given:
-        raise InvalidField("model is missing; give an id of /api/tags", "model", "missing_field")
-    return models.entry(model_id(given, models.ids)).id
+    return models.entry(model_id(body.wanted, models.ids)).id
 
 
 async def _texts(request: RequestContext, models: ModelPool, name: str, entry: CatalogEntry) -> _Texts:
@@ -122,27 +110,27 @@ async def _texts(request: RequestContext, models: ModelPool, name: str, entry: C
         return _Texts("", ["embedding"] if entry.kind == "embed" else [])
     if models.is_loaded(name):
         model = await request.use_model(models, name)
-        return _told_by(model.llm.llm.tokenizer, model.output_format)
-    return await request.in_thread(lambda: _read_texts(models, name))
+        return _told_by(entry, model.llm.llm.tokenizer, model.output_format)
+    return await request.in_thread(lambda: _read_texts(models, name, entry))
 
 
-def _read_texts(models: ModelPool, name: str) -> _Texts:
+def _read_texts(models: ModelPool, name: str, entry: CatalogEntry) -> _Texts:
     """Of a model that is not loaded: its tokenizer is read for this."""
     from kvarn.tokenizer import load_tokenizer
 
-    source = open_weights(models.path(name))
+    source = open_weights(models.slot(name).plan.path)
     try:
         tokenizer = load_tokenizer(source)
     finally:
         source.close()
-    return _told_by(tokenizer, detect_format(tokenizer.chat_template, tokenizer))
+    return _told_by(entry, tokenizer, detect_format(tokenizer.chat_template, tokenizer))
 
 
-def _told_by(tokenizer: Tokenizer, format: OutputFormat) -> _Texts:
+def _told_by(entry: CatalogEntry, tokenizer: Tokenizer, format: OutputFormat) -> _Texts:
     able = {
         "completion": True,
         "tools": format.tool_format is not None,
-        "insert": tokenizer.fim is not None,
+        "insert": tokenizer.fim is not None or entry.can_fill,
         "thinking": format.reasoning is not None,
     }
     return _Texts(tokenizer.chat_template or "", [name for name, is_able in able.items() if is_able])

@@ -60,7 +60,7 @@ async def _embedded(
     wanted = parse(EmbeddingsBody, {"model": model.id, "input": texts, "dimensions": body.dimensions})
     ids = await request.in_thread(lambda: encoded_inputs(request, model.llm.llm, wanted))
     num_tokens = sum(map(len, ids))
-    request.reserve(num_tokens)
+    await request.reserve(num_tokens)
     vectors = await embedded(request, model, metrics, wanted, ids)
     metrics.embedded(model.id, num_tokens, time.monotonic() - request.received_at)
     return vectors.tolist(), num_tokens, load_s

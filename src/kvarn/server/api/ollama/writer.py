@@ -6,7 +6,7 @@ A call is one piece, its arguments an object: it is written when it is whole, an
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -59,10 +59,6 @@ class LineWriter:
         line = self._line(_added(self._pieces(part)))
         return line | self._scores(part.logprobs) | self._ending(part.completion)
 
-    def loaded(self) -> Fields:
-        """The answer to a request that has no prompt."""
-        return self._line({}) | {"done": True, "done_reason": "load"}
-
     def empty_line(self) -> bytes:
         """A line that says nothing, for streams that are silent for long."""
         return line_bytes(self._line({}))
@@ -92,12 +88,7 @@ class LineWriter:
         return [{"tool_calls": [{"id": call.id, "function": function}]}]
 
     def _line(self, piece: Fields) -> Fields:
-        said: Fields
-        if self.shape == "chat":
-            said = {"message": {"role": "assistant", "content": "", **piece}}
-        else:
-            said = {"response": piece.get("content", ""), **{name: piece[name] for name in piece if name != "content"}}
-        return {"model": self.model, "created_at": now(), **said, "done": False}
+        return _line(self.model, self.shape, piece)
 
     def _scores(self, scores: Sequence[TokenLogprob]) -> Fields:
         return {"logprobs": chat_logprobs(self.tokenizer, scores)} if scores else {}
@@ -119,6 +110,20 @@ class LineWriter:
         }
 
 
+def empty_answer(model: str, shape: Shape, reason: Literal["load", "unload"]) -> Fields:
+    """The answer to a request that has no prompt."""
+    return _line(model, shape, {}) | {"done": True, "done_reason": reason}
+
+
+def _line(model: str, shape: Shape, piece: Fields) -> Fields:
+    said: Fields
+    if shape == "chat":
+        said = {"message": {"role": "assistant", "content": "", **piece}}
+    else:
+        said = {"response": piece.get("content", ""), **{name: piece[name] for name in piece if name != "content"}}
+    return {"model": model, "created_at": now(), **said, "done": False}
+
+
 async def line_stream(writer: LineWriter, parts: AsyncIterator[AnswerPart]) -> AsyncIterator[bytes]:
     """The lines of an answer as they come."""
     async for part in parts:
@@ -128,7 +133,12 @@ async def line_stream(writer: LineWriter, parts: AsyncIterator[AnswerPart]) -> A
 
 def stream_format(writer: LineWriter) -> StreamFormat:
     """Lines instead of events; a silent stream says nothing in a line of its own."""
-    return StreamFormat(_error_line, comment=lambda _: writer.empty_line(), media_type=NDJSON)
+    return line_format(writer.empty_line)
+
+
+def line_format(silent_line: Callable[[], bytes]) -> StreamFormat:
+    """Lines of JSON; silent_line: what a stream that says nothing for long says."""
+    return StreamFormat(_error_line, comment=lambda _: silent_line(), media_type=NDJSON)
 
 
 def line_bytes(fields: Fields) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -16,9 +16,18 @@ from kvarn.server.api.openai.translation import conversation_of, options_of
 from kvarn.server.api.schema import EVENT_STREAM, body_of
 from kvarn.server.chat.generation_plan import chat_submission
 from kvarn.server.chat.reasoning import with_effort
-from kvarn.server.collections.chat_retrieval import after_sources, ground, retrieval_fields, with_messages
+from kvarn.server.collections.chat_retrieval import (
+    attribution,
+    between_sources_and_support,
+    ground,
+    grounded_chat,
+    retrieval_fields,
+)
 from kvarn.server.dependencies import Charged, Models, Retrieval, RunningGenerations, Settings
 from kvarn.server.http.sse import EventStreamResponse
+
+if TYPE_CHECKING:
+    from kvarn.citations.types import SentenceSupport
 
 router = APIRouter(tags=["chat"])
 RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
@@ -33,28 +42,34 @@ async def chat_completions(
     chat = await request.on_body(lambda: conversation_of(body, settings.max_n))
     model = await request.use_model(models, body.model)
     chat = with_effort(request, model, chat, "reasoning_effort")
-    grounded = None
+    grounded, has_passages = None, False
     if body.retrieval is not None:
+        has_passages = body.retrieval.return_passages
         grounded = await ground(request, retrieval, model, chat, body)
-        chat = with_messages(chat, grounded)
+        chat = grounded_chat(chat, grounded, model)
     plan = await request.on_body(lambda: chat.output_plan(model))
     generation = await generations.begin(
         request, model, [partial(chat_submission, model, chat, plan)], options_of(body)
     )
+    envelope = Envelope.of(generation, "chatcmpl-", "chat.completion.chunk" if body.stream else "chat.completion")
+    writer = ChatWriter(envelope, generation, plan)
+
+    async def attribute() -> list[tuple[SentenceSupport, ...]]:
+        assert grounded is not None
+        (completion,) = await generation.finish()
+        return await attribution(request, retrieval, grounded, writer.contents(completion))
+
     if body.stream:
-        envelope = Envelope.of(generation, "chatcmpl-", "chat.completion.chunk")
         events = chat_events(generation, envelope, plan, body.stream_options)
         if grounded is not None:
-            events = after_sources(events, envelope, grounded)
+            events = between_sources_and_support(events, envelope, grounded, attribute, has_passages=has_passages)
         return EventStreamResponse(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
-    envelope = Envelope.of(generation, "chatcmpl-", "chat.completion")
     (completion,) = await generation.finish()
+    added = {}
+    if grounded is not None:
+        added["retrieval"] = retrieval_fields(grounded, await attribute(), has_passages=has_passages)
 
     def answer() -> dict[str, Any]:
-        written = ChatWriter(envelope, generation, plan).answer(completion)
-        if grounded is not None:
-            text = " ".join(one.text for one in (completion, *completion.alternatives))
-            written["retrieval"] = retrieval_fields(grounded, text)
-        return written
+        return writer.answer(completion) | added
 
     return await request.reply_from_thread(answer) if generation.plan.has_scores else request.reply(answer())

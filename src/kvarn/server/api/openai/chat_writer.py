@@ -40,6 +40,11 @@ class ChatWriter:
             answer["prompt_logprobs"] = prompt_logprobs(self.tokenizer, completion.prompt_logprobs)
         return answer
 
+    def contents(self, completion: Completion) -> list[str]:
+        """The text of each choice without its reasoning and calls."""
+        choices = enumerate((completion, *completion.alternatives))
+        return [self.generation.reader(self.plan, index).parse(choice.text).content or "" for index, choice in choices]
+
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
         parsed = self.generation.reader(self.plan, index).parse(completion.text)
         scores = completion.logprobs

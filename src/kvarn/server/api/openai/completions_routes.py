@@ -10,12 +10,13 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from kvarn.server.api.fill.suffix_filling import SuffixFilling
 from kvarn.server.api.openai.chat_stream import STREAM_FORMAT
 from kvarn.server.api.openai.completions_schema import CompletionAnswer, CompletionBody
 from kvarn.server.api.openai.completions_writer import TextWriter, text_events
 from kvarn.server.api.openai.envelope import Envelope
 from kvarn.server.api.openai.translation import constraint_field, options_of, text_params
-from kvarn.server.api.schema import EVENT_STREAM, body_of
+from kvarn.server.api.schema import EVENT_STREAM, InvalidField, body_of
 from kvarn.server.chat.generation import Generation
 from kvarn.server.chat.generation_plan import Prepare, check_answers, infill_submission, text_submission
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
@@ -41,6 +42,14 @@ async def completions(
     params = text_params(body, settings.max_n)
     check_answers(len(body.prompt) * params.n, settings.queue_limit)
     model = await request.use_model(models, body.model)
+    if body.suffix and model.entry.can_fill:
+        filling = SuffixFilling(model, body, params)
+        prepare = [one.submission for one in filling.middles]
+        generation = await generations.begin(request, model, prepare, options_of(body))
+        if not body.stream:
+            return request.reply(await filling.answer(generation))
+        events, progress = filling.events(generation), generation.progress
+        return EventStreamResponse(request, events, STREAM_FORMAT, comment=progress, ping_s=settings.ping_s)
     prepare = [prepared_text(model, prompt, params, body) for prompt in body.prompt]
     options = replace(options_of(body), is_short=_is_short(body))
     generation = await generations.begin(request, model, prepare, options)
@@ -57,7 +66,8 @@ async def completions(
 
 
 def _is_short(body: CompletionBody) -> bool:
-    is_plain = not body.suffix and constraint_field(body) is None
+    has_pins = body.diffusion is not None and bool(body.diffusion.pinned)  # texts, perhaps
+    is_plain = not body.suffix and not has_pins and constraint_field(body) is None
     limit = SHORT_TEXT if isinstance(body.prompt[0], str) else SHORT_IDS
     return is_plain and sum(map(len, body.prompt)) <= limit
 
@@ -66,7 +76,8 @@ def prepared_text(model: ServedModel, prompt: str | list[int], params: SamplingP
     """What is sent with a suffix is filled in, everything else continued."""
     field = constraint_field(body)
     if body.suffix:
-        assert isinstance(prompt, str)
+        if not isinstance(prompt, str):
+            raise InvalidField("suffix is given with token ids as a prompt; give the prompt as text", "suffix")
         return partial(infill_submission, model, Infill(prompt, body.suffix), params, field, field="suffix")
     return partial(text_submission, model, prompt, params, field, parse_special=bool(body.parse_special))
 

@@ -26,7 +26,9 @@ class CompletionBody(SamplingBody):
     HINTS: ClassVar[frozenset[str]] = frozenset({"reasoning_effort"})  # no chat template is read here
     REFUSED: ClassVar[frozenset[str]] = frozenset({"messages", "tools", "response_format"})
     prompt: Annotated[Any, PlainValidator(_listed), WithJsonSchema(texts_schema(MAX_PROMPTS))]  # Texts
-    suffix: str | None = Field(None, description="What follows the answer; for models that fill in the middle")
+    suffix: str | None = Field(
+        None, description="What follows the answer; for diffusion models, and those that fill in the middle"
+    )
     parse_special: bool | None = Field(
         None, description="Control tokens written in the prompt are control tokens, not text; default false"
     )

@@ -42,7 +42,7 @@ async def embed(request: Charged, models: Models, metrics: ServerMetrics) -> Res
     model = await request.use_model(models, body.model)
     ids = await request.in_thread(lambda: encoded_inputs(request, model.llm.llm, body))
     num_tokens = sum(map(len, ids))
-    request.reserve(num_tokens)
+    await request.reserve(num_tokens)
     vectors = await embedded(request, model, metrics, body, ids)
     metrics.embedded(model.id, num_tokens, time.monotonic() - request.received_at)
     content = await request.in_thread(lambda: _written(vectors, body, num_tokens))

@@ -107,8 +107,6 @@ def text_params(body: CompletionBody, max_n: int) -> SamplingParams:
 
 def _check_suffix(body: CompletionBody) -> None:
     """What makes no sense for a text between two others."""
-    if not all(isinstance(prompt, str) for prompt in body.prompt):
-        raise InvalidField("suffix is given with token ids as a prompt; give the prompt as text", "suffix")
     for name in ("echo", "parse_special"):
         if getattr(body, name):
             raise InvalidField(f"suffix and {name} exclude each other; leave one of them out", name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import sqlite3
 import threading
 from collections import Counter
@@ -18,6 +19,7 @@ from typing import Any
 
 from kvarn.errors import ConfigError
 from kvarn.server.http.json_body import write_json
+from kvarn.server.http.request_id import TAG_CHARS
 
 log = logging.getLogger("kvarn.server")
 MAX_SHARE = 4  # a response of more than 1 / MAX_SHARE of the budget is not kept
@@ -86,6 +88,7 @@ class ResponseStore:
         try:
             self._db = _opened(path)
             self._held = self._count()  # bytes by owner
+            self.tag = _tag(self._db)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"response_store {path} cannot be used: {error}; give another file") from None
 
@@ -169,3 +172,12 @@ def _opened(path: Path | None) -> sqlite3.Connection:
         db.execute("CREATE INDEX by_owner ON responses (owner)")
         db.execute(f"PRAGMA user_version = {FORMAT}")
     return db
+
+
+def _tag(db: sqlite3.Connection) -> str:
+    """A name that the ids of responses begin with, by which a router finds this store: it stays with the file."""
+    (number,) = db.execute("PRAGMA application_id").fetchone()
+    if not number:
+        number = secrets.randbelow(2**31 - 1) + 1
+        db.execute(f"PRAGMA application_id = {number}")
+    return f"{number & 0xFFFFFFFF:0{TAG_CHARS}x}"

@@ -88,7 +88,7 @@ async def _with_stored(
         return None if written is None else written.parsed(id)
 
     found = await request.in_thread(lambda: with_stored(body, find))
-    request.expect(num_bytes)  # it is read like what the body brings
+    await request.expect(num_bytes)  # it is read like what the body brings
     return found
 
 
