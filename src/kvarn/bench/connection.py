@@ -41,6 +41,7 @@ class Address:
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
+            (parts.hostname or "").encode("idna")  # as the name is looked up; UnicodeError is a ValueError
         except ValueError as error:
             raise ConfigError(f"url is {url!r:.80} ({error}); give one such as http://127.0.0.1:8000") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:

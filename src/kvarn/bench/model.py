@@ -27,6 +27,7 @@ from kvarn.models.spec import Encoder, ModelSpec
 
 Int32 = npt.NDArray[np.int32]
 OnProgress = Callable[[int, int], None]
+MakeBackend = Callable[[EngineConfig, int], Backend]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,13 @@ class ModelRuns:
         self.backend.close()
 
 
-def open_runs(path: Path, rows: Sequence[Row], max_steps: int, config: EngineConfig) -> ModelRuns:
+def open_runs(
+    path: Path, rows: Sequence[Row], max_steps: int, config: EngineConfig, make: MakeBackend = make_backend
+) -> ModelRuns:
     """Load a model and compute the cached tokens of every row."""
     warn_of_excess_threads(config.threads)
     threads = config.threads or choose_threads().count
-    backend = make_backend(config, threads)
+    backend = make(config, threads)
     source = open_weights(path)
     try:
         description = describe(source)
