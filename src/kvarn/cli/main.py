@@ -17,10 +17,14 @@ import typer
 
 from kvarn.cli.bench.diffusion import bench_diffusion
 from kvarn.cli.bench.engine import bench_engine
+from kvarn.cli.bench.fleet import bench_fleet
 from kvarn.cli.bench.model import bench_make, bench_model
 from kvarn.cli.bench.serve import bench_serve
+from kvarn.cli.collections.changes import index_add, index_rm
+from kvarn.cli.collections.listing import index_ls, index_stats
+from kvarn.cli.collections.search import search
+from kvarn.cli.collections.sync import index_sync
 from kvarn.cli.doctor import doctor
-from kvarn.cli.documents import index_add, index_ls, index_rm, index_stats, search
 from kvarn.cli.generate.batch import batch
 from kvarn.cli.generate.chat import chat
 from kvarn.cli.generate.fill import fill
@@ -28,8 +32,10 @@ from kvarn.cli.generate.run import run
 from kvarn.cli.models.manage import list_models, pull, remove
 from kvarn.cli.models.show import show
 from kvarn.cli.serving.config import explain_config
+from kvarn.cli.serving.deploy import deploy_ray
 from kvarn.cli.serving.keys import list_keys, new_key, remove_key, revoke_key
 from kvarn.cli.serving.prefix_cache import clear_cache, list_cache, verify_cache
+from kvarn.cli.serving.route import route
 from kvarn.cli.serving.serve import serve
 from kvarn.cli.serving.top import top
 from kvarn.cli.terminal.options import flatten_options
@@ -60,6 +66,7 @@ COMMANDS: Mapping[str, Command] = {
     "fill": fill,
     "batch": batch,
     "serve": serve,
+    "route": route,
     "top": top,
     "show": show,
     "pull": pull,
@@ -75,7 +82,7 @@ COMMANDS: Mapping[str, Command] = {
 GROUPS: Mapping[str, CommandGroup] = {
     "index": CommandGroup(
         "Collections of documents to search.",
-        {"add": index_add, "rm": index_rm, "ls": index_ls, "stats": index_stats},
+        {"add": index_add, "sync": index_sync, "rm": index_rm, "ls": index_ls, "stats": index_stats},
     ),
     "bench": CommandGroup(
         "Measure this machine or a server.",
@@ -85,6 +92,7 @@ GROUPS: Mapping[str, CommandGroup] = {
             "model": bench_model,
             "make": bench_make,
             "diffusion": bench_diffusion,
+            "fleet": bench_fleet,
         },
     ),
     "keys": CommandGroup(
@@ -93,6 +101,7 @@ GROUPS: Mapping[str, CommandGroup] = {
     "cache": CommandGroup(
         "Prefixes that servers keep on disk.", {"ls": list_cache, "verify": verify_cache, "clear": clear_cache}
     ),
+    "deploy": CommandGroup("A server on a cluster.", {"ray": deploy_ray}),
     "config": CommandGroup("Settings of a server.", {"explain": explain_config}),
 }
 

@@ -22,7 +22,8 @@ def bench_engine(
     *,
     model: Model = DEFAULT_MODEL,
     requests: Annotated[
-        list[int] | None, typer.Option("--requests", "-r", min=1, max=64, help="Concurrent requests. [default: 1 8 32]")
+        list[int] | None,
+        typer.Option("--requests", "-r", min=1, max=1024, help="Concurrent requests. [default: 1 8 32]"),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=2, max=10_000, help="Decode steps of each round.")] = 48,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="Rounds, engine and bare loop in turn.")] = 3,
@@ -31,10 +32,11 @@ def bench_engine(
     """What scheduling and Python cost per step, against the same batch driven straight into the backend."""
     from kvarn.bench.engine import measure
 
-    with open_llm(model, EngineOptions(threads)) as llm:
+    counts = requests or list(CONCURRENCY)
+    with open_llm(model, EngineOptions(threads), at_once=max(counts)) as llm:
         print(("{:>10}" * len(HEADINGS)).format(*HEADINGS))
         costs = []
-        for count in requests or CONCURRENCY:
+        for count in counts:
             costs.append(measure(llm.client, llm.spec.vocab_size, count, steps, rounds))
             print(_table_row(costs[-1]), flush=True)
         report = {

@@ -15,6 +15,9 @@ from kvarn.config import DEFAULT_MODEL
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from kvarn.bench.model import ModelBench
+    from kvarn.config import EngineConfig
+
 RowNames = Annotated[list[str] | None, typer.Option("--row", "-r", help="Measure this row only; repeat for more.")]
 
 
@@ -29,20 +32,34 @@ def bench_model(
     kv_dtype: Annotated[
         str | None, typer.Option("--kv-dtype", help="f16, f32 or q8_0; on a GPU also bf16, its default, and fp8.")
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Where the time goes instead: kernels, other code, waiting.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the profile as an SVG too.")] = None,
     only_json: Annotated[bool, typer.Option("--json", help="Print the line of JSON only.")] = False,
 ) -> None:
     """Prefill, decode and batched decode in tokens per second, beside what this machine could do at most."""
-    from kvarn.bench.model import ModelBench, measure
-    from kvarn.bench.report import report
+    from kvarn.bench.model import ModelBench
     from kvarn.bench.rows import select_rows
-    from kvarn.cli.terminal.progress import download_bar
+    from kvarn.cli.bench.profile import print_profile
+    from kvarn.cli.terminal.progress import progress_bar
     from kvarn.config import EngineConfig, is_offline
     from kvarn.hub import resolve
 
     bench = ModelBench(select_rows(row or ()), rounds, steps)
     config = EngineConfig(threads=threads, kv_dtype=kv_dtype, backend=backend or "auto")
-    with download_bar() as draw:
+    with progress_bar() as draw:
         path = resolve(model, offline=is_offline(), on_progress=draw)
+    if profile or plot is not None:
+        print_profile(path, bench, config, plot, only_json)
+    else:
+        _print_speeds(path, bench, config, only_json)
+
+
+def _print_speeds(path: Path, bench: ModelBench, config: EngineConfig, only_json: bool) -> None:
+    from kvarn.bench.model import measure
+    from kvarn.bench.report import report
+
     figures = report(measure(path, bench, config, _print_round if sys.stderr.isatty() else None))
     if not only_json:
         from rich.console import Console
@@ -62,10 +79,10 @@ def bench_make(
 ) -> None:
     """Write a model of a standard shape with random weights: as fast as the real one, and as big."""
     from kvarn.bench.synthetic import write_model
-    from kvarn.cli.terminal.progress import download_bar
+    from kvarn.cli.terminal.progress import progress_bar
 
     path = output or Path(f"{shape}-{type}.gguf")
-    with download_bar() as draw:
+    with progress_bar() as draw:
         write_model(path, shape, type, lambda done, total: draw(done, total, path.name))
     print(f"{path}  {path.stat().st_size / 1e6:,.1f} MB")
 

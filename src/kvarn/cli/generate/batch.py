@@ -15,6 +15,9 @@ from kvarn.cli.serving.serve import Models
 from kvarn.cli.terminal.options import Config, EngineOptions
 
 OnProgress = Callable[[int, int], None]
+Workers = Annotated[
+    int, typer.Option(min=1, max=512, help="Processes with an engine each: a share of the cores, or one GPU.")
+]
 
 
 def batch(
@@ -27,8 +30,11 @@ def batch(
     config: Config = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(min=1, max=65536, help="Requests on their way at once. [default: twice engine.max_running]"),
+        typer.Option(
+            min=1, max=65536, help="Requests on their way at once, to each worker. [default: 2 x engine.max_running]"
+        ),
     ] = None,
+    workers: Workers = 1,
     engine: EngineOptions,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format, as fast as the engine can.
@@ -44,10 +50,10 @@ def batch(
     values |= {f"engine.{name}": value for name, value in asdict(engine).items()}
     settings = load_config(config, {name: value for name, value in values.items() if value is not None})
     configure_logging("error")
-    from kvarn.server.batches.offline import run_offline
+    from kvarn.server.batches.offline import Processes, run_offline
 
     with _progress() as draw:
-        done = run_offline(settings, requests, output, concurrency, draw)
+        done = run_offline(settings, requests, output, Processes(workers, concurrency), draw)
     before = f", {done.num_before:,} of them before" if done.num_before else ""
     print(f"{done.num_lines:,} lines answered{before}; {done.num_failed:,} failed; {output}", file=sys.stderr)
     if done.num_failed:

@@ -9,12 +9,14 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvarn.cli.generate.chat_models import ChatModel, LoadedChat, Reply
+from kvarn.cli.generate.cited_sources import source_lines
 from kvarn.cli.terminal.options import (
     ApiKey,
     EngineOptions,
@@ -25,14 +27,14 @@ from kvarn.cli.terminal.options import (
     open_llm,
     stats_line,
 )
+from kvarn.cli.terminal.storage_options import StorageOptions
 from kvarn.cli.terminal.text import Writer, os_error_text, printable, require_utf8
 from kvarn.config import DEFAULT_MODEL, client_key
 from kvarn.errors import ConfigError, InvalidParameter, PromptTooLong, RequestError
-from kvarn.types import FinishReason, SamplingParams, TokenEvent
+from kvarn.types import FinishReason, SamplingParams
 
 if TYPE_CHECKING:
     from kvarn.cli.generate.remote import RemoteModel
-    from kvarn.llm import LLM
 
 PROMPT = "> "
 CONTINUATION = ". "
@@ -43,25 +45,32 @@ HELP = '''/help          this text
 /save FILE     write the conversation as JSON
 A line that ends in \\ goes on; """ begins and ends a text of several lines.
 Ctrl-C stops an answer, Ctrl-D ends the chat.'''
+AnyModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Path, alias (smollm2, minilm), pypi:package or hf:org/repo; with --url, as the server calls it. "
+        "[default: smollm2, or the first the server lists]",
+    ),
+]
+Documents = Annotated[
+    str | None,
+    typer.Option("--collection", "-c", metavar="NAME", help="Answer from these documents."),
+]
 
 
 def chat(
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help="Path, alias (smollm2, minilm), pypi:package or hf:org/repo; with --url, as the server calls it. "
-            "[default: smollm2, or the first the server lists]",
-        ),
-    ] = None,
+    model: AnyModel = None,
     url: Annotated[
         str | None, typer.Option("--url", help="Talk through an OpenAI-compatible server, as http://127.0.0.1:8000.")
     ] = None,
     api_key: ApiKey = None,
     system: System = None,
     lora: Lora = None,
+    collection: Documents = None,
+    where: StorageOptions,
     sampling: SamplingOptions,
     engine: EngineOptions,
 ) -> None:
@@ -70,17 +79,22 @@ def chat(
     if system is not None:
         require_utf8(system, "--system")
     if url is not None:
+        if where.milvus_uri is not None:
+            raise ConfigError("--milvus-uri is for a model loaded here; a server has a storage of its own")
         if lora is not None:
             raise ConfigError("--lora is for a model loaded here; a server's adapter is named with --model")
         remote = _connect(url, model, api_key, engine)
+        remote.collection = collection
         session = ChatSession(remote, params, system)
         session.print_banner(remote.name, remote.context)
         session.run()
         return
     if api_key is not None:
         raise ConfigError("--api-key is for a server; give its --url too")
-    with open_llm(model or DEFAULT_MODEL, engine) as llm:
-        session = ChatSession(AdaptedChat(llm, load_lora(llm, lora)), params, system)
+    with ExitStack() as opened:
+        documents = None if collection is None else opened.enter_context(where.storage().open_to_search(collection))
+        llm = opened.enter_context(open_llm(model or DEFAULT_MODEL, engine))
+        session = ChatSession(LoadedChat(llm, load_lora(llm, lora), documents), params, system)
         session.require_chat_support()
         session.print_banner(llm.spec.name, llm.context)
         session.run()
@@ -93,33 +107,6 @@ def _connect(url: str, model: str | None, key: str | None, engine: EngineOptions
     if given := [f"--{name.replace('_', '-')}" for name in engine.given()]:
         raise ConfigError(f"{' and '.join(given)} cannot be set for a server from here; leave out that or --url")
     return RemoteModel(url, model, key or client_key())
-
-
-class Reply(Protocol):
-    """The event stream of one answer; the last event has a completion."""
-
-    def __iter__(self) -> Iterator[TokenEvent]: ...
-    def __enter__(self) -> Reply: ...
-    def __exit__(self, *_: object) -> None: ...
-    def cancel(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class ChatModel(Protocol):
-    """What a session talks with: a model loaded here, or one behind a URL."""
-
-    def stream(self, messages: list[dict[str, str]], params: SamplingParams, /) -> Reply: ...
-
-
-class AdaptedChat:
-    """A model loaded here, with an adapter or without."""
-
-    def __init__(self, llm: LLM, lora: str | None) -> None:
-        self._llm = llm
-        self._lora = lora
-
-    def stream(self, messages: list[dict[str, str]], params: SamplingParams, /) -> Reply:
-        return self._llm.stream(messages, params, lora=self._lora)
 
 
 class ChatSession:
@@ -187,6 +174,8 @@ class ChatSession:
         completion = event.completion
         assert completion is not None
         self._messages += [message, {"role": "assistant", "content": completion.text}]
+        for line in source_lines(completion):
+            _notify(printable(line))
         stopped = "stopped, " if completion.finish_reason is FinishReason.CANCELLED else ""
         _notify(f"[{stopped}{stats_line(completion)}]")
 

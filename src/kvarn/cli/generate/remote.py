@@ -11,6 +11,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 
 from kvarn.bench.connection import Address, error_text
+from kvarn.cli.generate.cited_sources import read_citations, read_sentences
 from kvarn.errors import RequestError
 from kvarn.types import Completion, FinishReason, Message, SamplingParams, Timings, TokenEvent, Usage
 
@@ -33,6 +34,7 @@ class RemoteModel:
             listed = ", ".join(str(entry.get("id")) for entry in entries) or "none"
             raise RequestError(f"the server has no model {model!r:.80}; it lists {listed:.400}")
         self.name = str(entry.get("id"))
+        self.collection: str | None = None  # of the server, that answers are grounded in
         context = entry.get("max_model_len")
         self.context = context if isinstance(context, int) else None
 
@@ -43,6 +45,8 @@ class RemoteModel:
         for name in ("max_tokens", "temperature", "top_p", "seed"):
             if (value := getattr(params, name)) is not None:
                 body[name] = value
+        if self.collection is not None:
+            body["retrieval"] = {"collection": self.collection}
         connection, response = self._request("POST", "/v1/chat/completions", body)
         return RemoteStream(connection, response)
 
@@ -104,6 +108,7 @@ class RemoteStream:
         self._texts: list[str] = []
         self._finish: str | None = None
         self._usage: dict[str, Any] = {}
+        self._retrieval: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[TokenEvent]:
         for chunk in self._chunks():
@@ -154,6 +159,8 @@ class RemoteStream:
         if chunk.get("error"):
             raise RequestError(error_text(chunk))
         self._usage = chunk.get("usage") or self._usage
+        if isinstance(retrieval := chunk.get("retrieval"), dict):
+            self._retrieval = retrieval  # the last one also says what supports the answer
         choices = chunk.get("choices") or [{}]
         self._finish = choices[0].get("finish_reason") or self._finish
         delta = choices[0].get("delta") or {}
@@ -168,7 +175,9 @@ class RemoteStream:
         num_tokens = int(self._usage.get("completion_tokens") or len(self._texts))
         usage = Usage(int(self._usage.get("prompt_tokens") or 0), num_tokens)
         timings = Timings(0.0, first_at - self._started, now - first_at, first_at - self._started)
-        return Completion("".join(self._texts), (), finish, usage, timings, seed=0)
+        citations, sentences = read_citations(self._retrieval), read_sentences(self._retrieval)
+        text = "".join(self._texts)
+        return Completion(text, (), finish, usage, timings, seed=0, citations=citations, sentences=sentences)
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from kvarn.cli.terminal.options import (
 )
 from kvarn.cli.terminal.text import Writer, read_prompt, require_utf8
 from kvarn.config import DEFAULT_MODEL
-from kvarn.errors import TemplateError
+from kvarn.errors import InvalidParameter, TemplateError
+from kvarn.models.spec import MaskedDiffusion
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, SamplingParams
 
@@ -62,12 +63,39 @@ def run(
         request: Asked = Infill(text, require_utf8(suffix, "--suffix"))
     else:
         request = text if raw else _messages(text, system)
-    with open_llm(model, engine) as llm, _stream(llm, request, params, load_lora(llm, lora)) as events:
-        if watch:
-            completion = watch_canvas(events, llm.tokenizer)
+    with open_llm(model, engine) as llm:
+        adapter = load_lora(llm, lora)
+        if isinstance(request, Infill) and isinstance(llm.spec.generation, MaskedDiffusion):
+            completion = _fill_in(llm, request, params, adapter, as_json=as_json)
         else:
-            completion = _print_json(events, llm.spec.name) if as_json else _print_text(events)
+            with _stream(llm, request, params, adapter) as events:
+                completion = _shown(events, llm, watch=watch, as_json=as_json)
     print(stats_line(completion), file=sys.stderr)
+
+
+def _shown(events: EventStream, llm: LLM, *, watch: bool, as_json: bool) -> Completion:
+    if watch:
+        return watch_canvas(events, llm.tokenizer)
+    if not as_json:
+        return _print_text(events)
+    completion = events.completion()
+    _print_json(completion, llm.spec.name)
+    return completion
+
+
+def _fill_in(llm: LLM, infill: Infill, params: SamplingParams, lora: str | None, *, as_json: bool) -> Completion:
+    """What fits between two texts, from a diffusion model: all of it comes at once."""
+    if params.diffusion is not None and params.diffusion.events:
+        raise InvalidParameter(
+            "--watch shows a whole canvas, and --suffix asks for a part of one; drop one of them", field="watch"
+        )
+    submission, read = llm.submissions.of_middle(infill, params, llm.context, lora=lora)
+    completion = read(llm.client.complete([submission])[0])
+    if as_json:
+        _print_json(completion, llm.spec.name)
+    else:
+        _print_whole(completion)
+    return completion
 
 
 def _stream(llm: LLM, request: Asked, params: SamplingParams, lora: str | None) -> EventStream:
@@ -97,12 +125,16 @@ def _print_text(events: EventStream) -> Completion:
     raise AssertionError("a stream ends with a completion")
 
 
-def _print_json(events: EventStream, model: str) -> Completion:
+def _print_whole(completion: Completion) -> None:
+    writer = Writer()
+    writer.write(completion.text)
+    writer.end_line()
+
+
+def _print_json(completion: Completion, model: str) -> None:
     import json
 
-    completion = events.completion()
     print(json.dumps(as_object(completion, model), ensure_ascii=False))
-    return completion
 
 
 def as_object(completion: Completion, model: str) -> dict[str, Any]:

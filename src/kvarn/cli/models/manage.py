@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvarn.cli.terminal.progress import download_bar
+from kvarn.cli.terminal.progress import progress_bar
 from kvarn.cli.terminal.text import table_lines
 from kvarn.errors import ModelNotFound
 from kvarn.hub import locate, store
@@ -35,7 +35,7 @@ def pull(
         _describe_fetch(target)
         return
     if stored is None:
-        with download_bar() as on_progress:
+        with progress_bar() as on_progress:
             stored = locate.pull(target, force=force, on_progress=on_progress)
     typer.echo(stored.path)
 

@@ -26,9 +26,9 @@ def show(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Path, alias, pypi:package or hf:org/repo.")],
     context: Context = None,
 ) -> None:
-    """Print a model's metadata, resolved spec, tensor types and memory plan; of a LoRA adapter, rank and targets."""
+    """Print a model's family, metadata, resolved spec, tensor types and memory plan; of a LoRA adapter, its targets."""
     from kvarn.adapters.files import is_adapter
-    from kvarn.cli.terminal.progress import download_bar
+    from kvarn.cli.terminal.progress import progress_bar
     from kvarn.config import is_offline
     from kvarn.formats.open import open_weights
     from kvarn.hub import resolve
@@ -36,7 +36,7 @@ def show(
 
     if is_adapter(model):
         return show_adapter(model)
-    with download_bar() as on_progress:
+    with progress_bar() as on_progress:
         path = resolve(model, offline=is_offline(), on_progress=on_progress)
     source = open_weights(path)
     if source.metadata.get("general.type") == "adapter":
@@ -45,12 +45,25 @@ def show(
     try:
         description = describe(source, context)
         _section("file", [("path", source.path)])
+        _section("family", family_lines(source))
         _section("metadata", ((key, _value(value)) for key, value in source.metadata.items()))
         _section("spec", [*spec_lines(description.spec), *(("note", note) for note in description.notes)])
         _section("tensors", tensor_lines(description.weights))
         _section("memory", memory_lines(description.spec, description.weights, context))
     finally:
         source.close()
+
+
+def family_lines(source: WeightSource) -> Iterator[tuple[str, str]]:
+    """The row of docs/models.md that the model belongs to: under which names it is read, and how that is tested."""
+    from kvarn.models.registry import family_row, find_architecture
+
+    title, gguf, hf, context, oracle = family_row(find_architecture(source)[1])
+    yield "family", title
+    yield "GGUF general.architecture", gguf or "none"
+    yield "folder model_type", hf
+    yield "context by default", context or "as the file says"
+    yield "tested against", oracle
 
 
 def show_adapter(path: str | Path) -> None:

@@ -22,9 +22,13 @@ def explain_config(config: Config = None) -> None:
 
 def print_settings(config: Path | None, flags: Mapping[str, Any]) -> None:
     """One line for each setting: name, value, source."""
+    from kvarn.server.access.shared.store import shown_url
     from kvarn.server.process.setting_sources import explain
 
-    rows = [(setting.name, _toml_text(setting.value), setting.source) for setting in explain(config, flags)]
+    def shown(value: object) -> str:
+        return _toml_text(shown_url(value) if isinstance(value, str) and "://" in value else value)
+
+    rows = [(setting.name, shown(setting.value), setting.source) for setting in explain(config, flags)]
     name_width = max(len(name) for name, _, _ in rows)
     value_width = min(max(len(value) for _, value, _ in rows), MAX_VALUE_WIDTH)
     for name, value, source in rows:

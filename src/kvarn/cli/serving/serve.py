@@ -44,6 +44,21 @@ class ServeOptions:
         Path | None,
         typer.Option(readable=False, help="TOML file of API keys, see `kvarn keys new`. [default: nobody needs one]"),
     ] = None
+    limits: Annotated[
+        str | None,
+        typer.Option(metavar="redis://…", help="Count keys' limits in this Redis, together with all other replicas."),
+    ] = None
+    limits_when_away: Annotated[
+        str | None,
+        typer.Option(metavar="divide|closed", help="While it is away: a part for each, or none. [default: divide]"),
+    ] = None
+    milvus_uri: Annotated[
+        str | None,
+        typer.Option(metavar="http://…", help="Keep collections on this Milvus, shared with all other replicas."),
+    ] = None
+    milvus_token_file: Annotated[
+        Path | None, typer.Option(readable=False, help="File with its token. [default: MILVUS_TOKEN, if set]")
+    ] = None
     uds: Annotated[
         Path | None, typer.Option(readable=False, help="Listen on this Unix socket instead of host and port.")
     ] = None
@@ -73,6 +88,10 @@ class ServeOptions:
     no_prefix_cache: Annotated[
         bool, typer.Option("--no-prefix-cache", help="Keep no prefixes on disk; memory still does.")
     ] = False
+    cluster_key: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="File of the secret that this replica shares with `kvarn route`."),
+    ] = None
     batch_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Offer /v1/files and /v1/batches, kept in this folder.")
     ] = None
@@ -103,6 +122,10 @@ class ServeOptions:
             "host": self.host,
             "port": self.port,
             "keys": self.keys,
+            "limits": self.limits,
+            "limits_when_away": self.limits_when_away,
+            "milvus_uri": self.milvus_uri,
+            "milvus_token_file": self.milvus_token_file,
             "uds": self.uds,
             "tls_cert": self.tls_cert,
             "tls_key": self.tls_key,
@@ -115,6 +138,7 @@ class ServeOptions:
             "metrics_compat": self.metrics_compat,
             "batch_dir": self.batch_dir,
             "engine.prefix_cache_dir": None if self.prefix_cache_dir is None else str(self.prefix_cache_dir),
+            "engine.cluster_key": None if self.cluster_key is None else str(self.cluster_key),
             "engine.prefix_cache_bytes": 0 if self.no_prefix_cache else self.prefix_cache_bytes,
         }
 

@@ -43,7 +43,7 @@ def top(
 
     from kvarn.cli.serving.top_view import rendered
 
-    key = client_key() if key_file is None else _read_key(key_file)
+    key = client_key() if key_file is None else read_key(key_file)
     console = Console(highlight=False)
     frames = _frames(Address.of(url), key)
     if once or not sys.stdout.isatty():
@@ -54,7 +54,8 @@ def top(
             screen.update(rendered(frame, console.width), refresh=True)
 
 
-def _read_key(path: Path) -> str:
+def read_key(path: Path) -> str:
+    """The API key in a file."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_KEY_BYTES).strip()

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -87,8 +87,9 @@ class EngineOptions:
         typer.Option(
             "--speculate",
             metavar="off|auto|METHODS",
-            help="Guess tokens and check several at once: same text, sooner. auto: prediction, ngram and grammar, each "
-            "only while it pays; or a list, also with suffix (remembers each tenant's answers). [default: off]",
+            help="Guess tokens and check several at once: same text, sooner. auto: prediction, ngram, grammar, mtp (a "
+            "layer of the file) and draft (--draft-model), each only while it pays; or a list, also with suffix "
+            "(remembers each tenant's answers). [default: off]",
         ),
     ] = None
     draft_model: Annotated[
@@ -119,7 +120,7 @@ def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
         if group := groups.get(parameter.name):
             options = get_type_hints(group, include_extras=True)
             parameters += [
-                parameter.replace(name=option.name, default=option.default, annotation=options[option.name])
+                parameter.replace(name=option.name, default=_default(option), annotation=options[option.name])
                 for option in fields(group)
             ]
         else:
@@ -129,16 +130,23 @@ def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
     return flat
 
 
+def _default(option: Field[Any]) -> Any:
+    """What a signature has for an option; one without a default is required."""
+    return inspect.Parameter.empty if option.default is MISSING else option.default
+
+
 @contextmanager
-def open_llm(model: str, options: EngineOptions) -> Iterator[LLM]:
-    """Load a model, with a progress bar on stderr where it takes long."""
-    from kvarn.cli.terminal.progress import download_bar
+def open_llm(model: str, options: EngineOptions, at_once: int = 0) -> Iterator[LLM]:
+    """Load a model, with room for `at_once` requests in a step, with a progress bar on stderr where it takes long."""
+    from kvarn.cli.terminal.progress import progress_bar
     from kvarn.config import EngineConfig
     from kvarn.llm import LLM
 
     config = EngineConfig(**options.given())
+    rows = max(at_once, config.max_running), max(at_once, config.max_batch_tokens)
+    config = replace(config, max_running=rows[0], max_batch_tokens=rows[1])
     started = time.perf_counter()
-    with download_bar() as draw:
+    with progress_bar() as draw:
 
         def on_progress(done: int, total: int | None, label: str) -> None:
             is_slow = time.perf_counter() - started > QUIET_LOAD_S

@@ -16,7 +16,7 @@ MIN_BYTES = 10_000  # a smaller total counts chunks, tensors or steps
 
 
 @contextmanager
-def download_bar() -> Iterator[OnProgress]:
+def progress_bar() -> Iterator[OnProgress]:
     """Yield a callback that draws a bar from its first call on; without a call nothing is shown or imported."""
     bar = _LazyProgressBar()
     try:

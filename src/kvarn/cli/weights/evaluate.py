@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvarn.cli.terminal.options import BackendName, Threads
+from kvarn.cli.terminal.progress import progress_bar
 from kvarn.cli.terminal.text import printable, table_lines
 from kvarn.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvarn.hub import OnProgress
+    from kvarn.evaluation.report import EvaluationReport
 
 Texts = Annotated[list[Path], typer.Option("--text", help="UTF-8 text to measure on; repeat for more files.")]
 
@@ -53,23 +53,43 @@ def evaluate(
     Example: kvarn evaluate small.gguf smaller.gguf --against source.gguf --text held-out.txt --plot curve.svg
     """
     from kvarn.evaluation.evaluate import EvaluationOptions, evaluate_all
-    from kvarn.evaluation.plot import bit_scale, plot_points, svg
     from kvarn.evaluation.report import table_of
 
     if against is None and (tensors or plot is not None):
         raise ConfigError("--tensors and --plot compare with a source; name it with --against")
+    if plot is not None:
+        _require_svg(plot)
     options = EvaluationOptions(run.chunks or None, run.context, run.threads, run.backend or "auto")
-    with _chunk_bar() as show:
+    with progress_bar() as show:
         reports = evaluate_all(models, text=text, against=against, options=options, progress=show)
     figures: dict[str, Any] = {"models": [report.as_dict() for report in reports]}
     if plot is not None:
-        drawn = svg(plot_points(reports), f"divergence from {reports[0].model}", bit_scale(reports))
-        plot.write_text(drawn, encoding="utf-8")
+        _draw(plot, reports)
     if not only_json:
         _print_table(table_of(reports))
     if tensors and against is not None:
         figures["tensors"] = {model: _tensors(model, against, only_json=only_json) for model in models}
     print(json.dumps(figures))
+
+
+def _require_svg(plot: Path) -> None:
+    """Before the work: a picture goes where only a picture can be."""
+    from kvarn.quantization.disk import require_folder
+
+    if plot.suffix.lower() != ".svg" or (plot.exists() and not plot.is_file()):
+        raise ConfigError(f"--plot is {str(plot)!r}; give a file whose name ends in .svg")
+    require_folder(plot)
+
+
+def _draw(plot: Path, reports: list[EvaluationReport]) -> None:
+    """The picture appears, or replaces an older one, when it is whole."""
+    from kvarn.evaluation.plot import bit_scale, plot_points, svg
+    from kvarn.formats.gguf.new_file import NewFile
+
+    drawn = svg(plot_points(reports), f"divergence from {reports[0].model}", bit_scale(reports))
+    with closing(NewFile(plot.parent)) as new:
+        new.file.write(drawn.encode())
+        new.publish(plot)
 
 
 def _tensors(model: str, against: str, *, only_json: bool) -> list[dict[str, Any]]:
@@ -104,19 +124,3 @@ def _print_table(cells: Sequence[tuple[str, ...]]) -> None:
     for line in table_lines(cells):
         print(printable(line).rstrip())
     print()
-
-
-@contextmanager
-def _chunk_bar() -> Iterator[OnProgress | None]:
-    """Progress over chunks, on stderr; nothing where that is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-
-    def show(done: int, total: int | None, label: str) -> None:
-        print(f"\r{printable(label)}: {done:,} of {total or 0:,} ", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvarn.cli.terminal.options import Threads
-from kvarn.cli.terminal.progress import download_bar
+from kvarn.cli.terminal.progress import progress_bar
 from kvarn.cli.terminal.text import printable
 from kvarn.cli.weights.quantize import Output
 from kvarn.errors import ConfigError
@@ -38,7 +38,12 @@ class RemovalFlags:
     ] = None
     num_bytes: Annotated[
         int | None,
-        typer.Option("--bytes", metavar="N", help="Size of the file: by removing, or with one of the above by types."),
+        typer.Option(
+            "--bytes",
+            metavar="N",
+            help="Most bytes of the file: alone by removing, in steps of 32 or 256 channels; with one of the above by "
+            "types, to 0.5%.",
+        ),
     ] = None
 
     @property
@@ -119,12 +124,12 @@ def prune(
     """Write a model without the layers, channels and heads that matter least, which llama.cpp reads, too.
 
     --keep 0.9 removes a tenth of the weights of all layers (the embedding is not counted); --bytes N as much as the
-    file needs. How much of that are layers, heads or channels is measured: splits of the budget are tried on --text,
-    and the one whose predictions stay nearest to the source's is written. Or say what goes: --layers 3, --ffn 0.1,
-    --heads 0.25, alone or together. Heads go as whole KV groups or as equally many query heads of each group.
+    file needs, in steps of 32 channels (256 where ffn_down is a K-quant), so that it may stay some percent below N;
+    --keep X --bytes N hits a size by types. The split over layers, heads and channels is measured on --text: the one
+    nearest to the source's predictions is written. Or say what goes: --layers 3, --ffn 0.1, --heads 0.25, alone or
+    together. Heads go as whole KV groups or as equally many query heads of each group.
 
-    What stays is fitted to what went: the columns left of ffn_down and attn_output come as near as they can to the
-    outputs of the whole matrix on --text.
+    What stays of ffn_down and attn_output is fitted to the outputs of the whole matrices on --text.
 
     --by: influence leaves out the layers that turn the residual stream least, and channels and heads that add least to
     it; activation is the same for channels and heads, flap looks at the variance of what they add. magnitude, l2 and
@@ -141,7 +146,7 @@ def prune(
     from kvarn.pruning.prune import prune as write
 
     target, options = removal.target(), flags.options(removal.then(flags.then))
-    with download_bar() as draw:
+    with progress_bar() as draw:
         report = write(source, target, output, options=options, progress=draw)
     if as_json:
         print(json.dumps(report.as_dict()))
@@ -157,6 +162,11 @@ def _print_report(report: PruningReport) -> None:
         f"{report.kept:.1%} of the weights of all layers, {report.seconds:.1f} s"
     )
     print(f"  {after.shape}; before: {before.shape}")
+    if report.budget_bytes is not None:
+        print(
+            f"  {after.num_bytes / report.budget_bytes:.2%} of the {report.budget_bytes:,} bytes allowed: channels go "
+            f"by {report.channel_step}; with --keep X --bytes N types fill the rest"
+        )
     if report.removed_layers:
         print(f"  layers removed: {', '.join(map(str, report.removed_layers))}")
     if report.kl is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvarn.cli.terminal.options import Threads
-from kvarn.cli.terminal.progress import download_bar
+from kvarn.cli.terminal.progress import progress_bar
 from kvarn.cli.terminal.text import printable
 from kvarn.errors import ConfigError
 
@@ -112,7 +113,7 @@ def quantize(
     from kvarn.quantization.quantize import quantize as write
 
     wanted, options = size.target(type), flags.options()
-    with download_bar() as draw:
+    with progress_bar() as draw:
         report = write(source, wanted, output, options=options, progress=draw)
     if as_json:
         print(json.dumps(report.as_dict()))
@@ -129,6 +130,7 @@ def imatrix(
     context: Annotated[int, typer.Option("--context", help="Tokens of a chunk.")] = 512,
     merge: Annotated[list[Path] | None, typer.Option("--merge", help="Add this imatrix; repeat for more.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the output file stopped.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False,
     threads: Threads = None,
 ) -> None:
     """Measure which columns of every matrix matter, for `kvarn quantize --imatrix`.
@@ -141,20 +143,24 @@ def imatrix(
     """
     from kvarn.quantization.collect import ImatrixOptions, collect_imatrix
 
-    options = ImatrixOptions(chunks or None, context, threads, tuple(merge or ()), resume)
-    with download_bar() as draw:
+    options = ImatrixOptions(chunks or None, context, threads, tuple(merge or ()), resume, force)
+    with progress_bar() as draw:
         matrix = collect_imatrix(model, output, text=text, options=options, progress=draw)
     print(
         f"{output}: {len(matrix.entries):,} matrices, {matrix.num_chunks:,} chunks of {matrix.chunk_size:,} tokens "
         f"of {printable(', '.join(matrix.datasets))}"
     )
     if matrix.unobserved:
-        named = printable(", ".join(matrix.unobserved[:MAX_NAMED_FALLBACKS]))
-        others = ", ..." if len(matrix.unobserved) > MAX_NAMED_FALLBACKS else ""
-        print(
-            f"  {len(matrix.unobserved):,} matrices have no statistics, their columns weigh evenly: {named}{others}"
-            "\n  what recurrent layers, latent attention and shared experts read is not observed"
-        )
+        _print_evenly_weighted(matrix.unobserved)
+        print("  what recurrent layers, latent attention and shared experts read is not observed")
+
+
+def _print_evenly_weighted(names: Sequence[str]) -> None:
+    """The matrices of which an imatrix says nothing."""
+    named = printable(", ".join(names[:MAX_NAMED_FALLBACKS]))
+    others = ", ..." if len(names) > MAX_NAMED_FALLBACKS else ""
+    what = "1 matrix has" if len(names) == 1 else f"{len(names):,} matrices have"
+    print(f"  {what} no statistics in the imatrix, all columns weigh the same: {named}{others}")
 
 
 def _print_report(report: QuantizationReport) -> None:
@@ -170,6 +176,8 @@ def _print_report(report: QuantizationReport) -> None:
             f"  {len(report.requantized)} tensors were quantised already ({types}): what their first rounding lost "
             "stays lost, and the second adds its own; a float source gives a better file of this size"
         )
+    if report.unweighted:
+        _print_evenly_weighted([change.source.name for change in report.unweighted])
     if report.kl is not None:
         print(f"  KL {report.kl:.5f} on the text; judge the file by another one with `kvarn evaluate`")
     for change in report.fallbacks[:MAX_NAMED_FALLBACKS]:
