@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvarn.adapters.pool import LoadedLora
     from kvarn.async_llm import AsyncEventStream, AsyncLLM
+    from kvarn.citations.types import Citation, CitedPassage, SentenceSupport
     from kvarn.config import EngineConfig
     from kvarn.diffusion import CanvasView, DiffusionParams, SparseConfig
     from kvarn.engine.client import EventStream
@@ -97,6 +98,9 @@ _HOMES = {
     "SparseConfig": "kvarn.diffusion",
     "EngineStats": "kvarn.engine.stats",
     "register_sampler": "kvarn.sampling.custom_samplers",
+    "Citation": "kvarn.citations.types",
+    "CitedPassage": "kvarn.citations.types",
+    "SentenceSupport": "kvarn.citations.types",
     "Completion": "kvarn.types",
     "FinishReason": "kvarn.types",
     "SamplingParams": "kvarn.types",
@@ -113,6 +117,8 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "Cancelled",
     "CanvasView",
     "CapacityError",
+    "Citation",
+    "CitedPassage",
     "Collection",
     "CollectionNotFound",
     "Completion",
@@ -156,6 +162,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "RequestState",
     "RetrievalError",
     "SamplingParams",
+    "SentenceSupport",
     "SizeTarget",
     "Slot",
     "SparseConfig",

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, overload
 
 from kvarn.adapters.pool import LoadedLora, LoraChoice
+from kvarn.citations.types import Retrieves
 from kvarn.config import DEFAULT_MODEL, EngineConfig
 from kvarn.engine.delivery.async_answers import AsyncAnswers, drop_event
 from kvarn.engine.stats import EngineStats
@@ -27,13 +28,11 @@ from kvarn.prompts import (
     cited,
     is_single,
     listed,
-    loras_of_each,
-    params_of_each,
 )
 from kvarn.reranking.rank import RankedDocument
 from kvarn.submissions import encoded
 from kvarn.tokenizer.fim import Infill
-from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
+from kvarn.types import Completion, Message, SamplingParams, TokenEvent
 from kvarn.vectors import Float32
 
 
@@ -122,18 +121,16 @@ class AsyncLLM:
 
         Cancelling the task cancels the requests.
         """
-        listed_prompt = listed(prompt)
-        is_one = is_single(listed_prompt)
-        prompts: Sequence[Any] = [listed_prompt] if is_one else listed_prompt
-        each = zip(prompts, params_of_each(params, len(prompts)), loras_of_each(lora, len(prompts)), strict=True)
-        prepare = self.llm.submissions.of_prompt
-        completions = await self._complete([partial(prepare, one, given, lora=use) for one, given, use in each])
+        given = listed(prompt)
+        is_one = is_single(given)
+        completions = await self._complete(self.llm.submissions.of_prompts([given] if is_one else given, params, lora))
         return completions[0] if is_one else completions
 
     async def infill(self, prefix: str, suffix: str, params: SamplingParams | None = None) -> Completion:
-        """Write what fits between two texts; for models with fill-in-the-middle tokens."""
-        prepare = partial(self.llm.submissions.of_infill, Infill(prefix, suffix), params, self.llm.context)
-        return (await self._complete([prepare]))[0]
+        """Write what fits between two texts; for diffusion models, and models with fill-in-the-middle tokens."""
+        prepare = partial(self.llm.submissions.of_middle, Infill(prefix, suffix), params, self.llm.context)
+        submission, read = await asyncio.to_thread(prepare)
+        return read((await self._complete([lambda: submission]))[0])
 
     async def fill(
         self,
@@ -160,8 +157,9 @@ class AsyncLLM:
     ) -> Completion:
         """Answer a conversation through the model's chat template; retrieve: a kvarn.Collection to look it up in."""
         grounded = await asyncio.to_thread(self.llm.ground, messages, retrieve)
-        prepare = partial(self.llm.submissions.of_chat, grounded.messages, params, tools, lora=lora)
-        return cited((await self._complete([prepare]))[0], grounded)
+        prepare = partial(self.llm.submissions.of_grounded, grounded, params, tools, lora=lora)
+        (completion,) = await self._complete([prepare])
+        return await asyncio.to_thread(cited, completion, grounded)
 
     async def score(self, token_ids: TokenIds) -> Float32:
         """Log-probability of each token after the first, given those before it: (n - 1)."""

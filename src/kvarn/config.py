@@ -5,6 +5,7 @@ KVARN_OFFLINE   1: never open a connection; HF_HUB_OFFLINE does the same
 KVARN_ISA       force one kernel table (scalar, avx2, avx512, avx512_vnni, neon, neon_dot, neon_i8mm)
 KVARN_DEBUG     1: the command line shows tracebacks
 KVARN_API_KEY   key that `kvarn chat --url` and `kvarn bench serve` send to a server
+MILVUS_TOKEN    token of the Milvus that keeps collections, where no file has it
 KVARN_SERVER_*  settings of `kvarn serve`, by name: KVARN_SERVER_PORT, KVARN_SERVER_ENGINE_THREADS, ...
 NOTIFY_SOCKET   where the service manager listens; WATCHDOG_USEC how often it wants to hear from this process
 HF_ENDPOINT     another hub than the public one; HF_TOKEN its access token
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvarn.checks import check_setting, short
+from kvarn.checks import check_setting, short, why_unreadable
 from kvarn.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2"  # where no model is given
@@ -31,14 +32,18 @@ KV_DTYPES = tuple(dict.fromkeys(CPU_KV_DTYPES + TORCH_KV_DTYPES))
 ENCODER_WEIGHTS = ("q8_0", "file")
 GPU_WEIGHTS = ("packed", "bf16")
 POLICIES: tuple[str, ...] = ("fcfs", "priority", "shortest_remaining", "slo")
-SPECULATION_METHODS: tuple[str, ...] = ("prediction", "ngram", "suffix", "grammar", "draft")
-AUTO_SPECULATION = frozenset({"prediction", "ngram", "grammar"})  # what is free to try and remembers nobody's text
+SPECULATION_METHODS: tuple[str, ...] = ("prediction", "ngram", "suffix", "grammar", "mtp", "draft")
+AUTO_SPECULATION = frozenset(
+    {"prediction", "ngram", "grammar", "mtp"}
+)  # what is free to try and remembers nobody's text
 
 BACKGROUND_SHARE = 0.125  # of step time for lower priorities while higher ones run; also between engines
 MAX_THREADS = 1024
 MAX_RANKS = 64
 MAX_CONTEXT = 2**24
 MAX_KV_BYTES = 2**44
+_MILVUS_URI = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]{1,255}(/[A-Za-z0-9_]{1,255})?")
+DEFAULT_LORA_BYTES = 1 << 30
 _DEVICE = re.compile(r"cuda:\d{1,2}|cpu")
 
 
@@ -85,6 +90,30 @@ def hf_token() -> str | None:
 def client_key() -> str | None:
     """The API key to send to a server given by its URL."""
     return os.environ.get("KVARN_API_KEY") or None
+
+
+def milvus_token(file: Path | None = None) -> str:
+    """The token of a Milvus, of a file or the environment; empty: it wants none."""
+    if file is None:
+        return os.environ.get("MILVUS_TOKEN", "")
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"milvus_token_file {file} cannot be read: {why_unreadable(file, error)}") from None
+    if not re.fullmatch(r"[!-~]{1,4096}", text):
+        raise ConfigError(f"milvus_token_file {file} has no token on one line; write the token of Milvus into it")
+    return text
+
+
+def require_milvus_uri(uri: object) -> None:
+    """Refuse what is no address of a Milvus that several processes can reach; a token in it would be shown in logs."""
+    if isinstance(uri, str) and _MILVUS_URI.fullmatch(uri):
+        return
+    shown = short(re.sub(r"//[^@/]*@", "//…@", uri) if isinstance(uri, str) else uri)
+    raise ConfigError(
+        f"milvus_uri is {shown}; give http://HOST:19530, or https://, with /DATABASE if it is not the default one; "
+        "the token goes into a file (milvus_token_file) or MILVUS_TOKEN"
+    )
 
 
 def server_environment() -> dict[str, str]:
@@ -142,7 +171,8 @@ class EngineConfig:
     draft_model: str | None = None  # path or name of a small model of the same vocabulary, whose guesses are checked
     prefix_cache_dir: str | None = None  # keep prefixes that are used again here, over restarts; None: in memory only
     prefix_cache_bytes: int | None = None  # of that folder; None: 2 GB, at most 5% of the free disk; 0: keep nothing
-    lora_bytes: int = 1 << 30  # of memory for adapters; the least recently used ones are put out
+    cluster_key: str | None = None  # file of the secret that replicas share: their block digests can be compared
+    lora_bytes: int | None = None  # for adapters, planned beside the model; None: up to 1 GiB that no plan counts
     own_process: bool | None = None  # the engine's; None: not so, but in a server with one model on an NVIDIA GPU
     step_timeout_s: float = 120.0  # the watchdog reports a step as stuck after this long
 
@@ -172,7 +202,7 @@ class EngineConfig:
         self._check_speculation()
         check_setting.integer("prefix_cache_bytes", self.prefix_cache_bytes, 0, MAX_KV_BYTES, optional=True)
         self._check_folder()
-        check_setting.integer("lora_bytes", self.lora_bytes, 0, MAX_KV_BYTES)
+        check_setting.integer("lora_bytes", self.lora_bytes, 0, MAX_KV_BYTES, optional=True)
         if self.own_process is not None:
             check_setting.flag("own_process", self.own_process)
         check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
@@ -205,6 +235,9 @@ class EngineConfig:
         folder = self.prefix_cache_dir
         if folder is not None and (not isinstance(folder, str) or not folder or "\0" in folder):
             raise ConfigError(f"prefix_cache_dir is {short(folder)}; give the path of a folder")
+        key = self.cluster_key
+        if key is not None and (not isinstance(key, str) or not key or "\0" in key):
+            raise ConfigError(f"cluster_key is {short(key)}; give the path of a file")
 
     def _check_devices(self) -> None:
         check_setting.integer("tensor_parallel", self.tensor_parallel, 1, MAX_RANKS)

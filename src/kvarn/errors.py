@@ -23,7 +23,8 @@
     ├── AuthError            no key, a wrong one, or one that may not do this (reason)
     ├── CapacityError        queue full; carries retry_after_s
     │   ├── RateLimited      more than the tier of a key allows now; carries headers
-    │   └── HelperUnavailable  a helper process was killed or stopped, and so was the next
+    │   ├── HelperUnavailable  a helper process was killed or stopped, and so was the next
+    │   └── LimitsUnavailable  what a key has taken cannot be counted now
     └── BackendError         the batch failed; the engine keeps serving
         ├── BrokenScores     the model's scores are not numbers
         └── AnswerError      one answer's tokens, text or constraint failed; the others go on
@@ -215,6 +216,13 @@ class HelperUnavailable(CapacityError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry_after_s=1.0)
+
+
+class LimitsUnavailable(CapacityError):
+    """What a key has taken is counted elsewhere, and cannot be counted now."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after_s=2.0)
 
 
 class BackendError(KvarnError):

@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from kvarn.adapters.pool import AdapterPool, LoadedLora, LoraChoice
-from kvarn.checks import check_parameter, check_setting, short
+from kvarn.checks import check_parameter, check_setting
+from kvarn.citations.types import Grounded, Retrieves
 from kvarn.config import DEFAULT_MODEL, MODEL_NAMES, EngineConfig, chosen_config, is_offline
 from kvarn.engine.admission import Admission
 from kvarn.engine.client import EngineClient, EventStream
@@ -18,12 +19,12 @@ from kvarn.engine.handle import OnEvent, RequestHandle
 from kvarn.engine.load import LoadedModel, load_model
 from kvarn.engine.process.process_model import ProcessModel, load_in_process
 from kvarn.engine.stats import EngineStats
-from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.errors import InvalidParameter
 from kvarn.fill import Filled, Slot, template_parts
 from kvarn.hub import OnProgress, local_draft, resolve
 from kvarn.machine import warn_of_excess_threads
 from kvarn.models.memory_plan import MemoryPlan
-from kvarn.models.spec import MaskedDiffusion, ModelSpec, Pooling
+from kvarn.models.spec import ModelSpec, Pooling
 from kvarn.prompts import (
     LoraOfEach,
     ParamsOfEach,
@@ -34,15 +35,14 @@ from kvarn.prompts import (
     is_messages,
     is_single,
     listed,
-    loras_of_each,
-    params_of_each,
+    require_messages,
+    require_retriever,
     show_progress,
-    whole_numbers,
 )
 from kvarn.reranking.rank import RankedDocument, ranked
 from kvarn.submissions import Submissions, encoded
 from kvarn.tokenizer.fim import Infill
-from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams
+from kvarn.types import Completion, Message, SamplingParams
 from kvarn.vectors import Float32, Vectors
 
 if TYPE_CHECKING:
@@ -186,15 +186,14 @@ class LLM:
         """
         given = listed(prompt)
         is_one = is_single(given)
-        prompts: Sequence[Any] = [given] if is_one else given
-        each = zip(prompts, params_of_each(params, len(prompts)), loras_of_each(lora, len(prompts)), strict=True)
-        submissions = [self.submissions.of_prompt(one, chosen, lora=adapter) for one, chosen, adapter in each]
-        completions = self._client.complete(submissions, show_progress if progress else None)
+        prepared = self.submissions.of_prompts([given] if is_one else given, params, lora)
+        completions = self._client.complete([prepare() for prepare in prepared], show_progress if progress else None)
         return completions[0] if is_one else completions
 
     def infill(self, prefix: str, suffix: str, params: SamplingParams | None = None) -> Completion:
-        """Write what fits between two texts; for models with fill-in-the-middle tokens."""
-        return self._client.complete([self.submissions.of_infill(Infill(prefix, suffix), params, self.context)])[0]
+        """Write what fits between two texts; for diffusion models, and models with fill-in-the-middle tokens."""
+        submission, read = self.submissions.of_middle(Infill(prefix, suffix), params, self.context)
+        return read(self._client.complete([submission])[0])
 
     def fill(
         self,
@@ -220,7 +219,7 @@ class LLM:
     ) -> Completion:
         """Answer a conversation through its chat template; retrieve: a kvarn.Collection to look the question up in."""
         grounded = self.ground(messages, retrieve)
-        submission = self.submissions.of_chat(grounded.messages, params, tools, lora=lora)
+        submission = self.submissions.of_grounded(grounded, params, tools, lora=lora)
         return cited(self._client.complete([submission])[0], grounded)
 
     def ground(self, messages: Sequence[Message], retrieve: Retrieves | None) -> Grounded:
@@ -228,8 +227,7 @@ class LLM:
         if retrieve is None:
             return Grounded(messages, ())
         self.submissions.require_generator("chat")
-        if not callable(getattr(retrieve, "ground", None)) or isinstance(retrieve, type):
-            raise InvalidParameter(f"retrieve is {short(retrieve)}; give a kvarn.Collection", field="retrieve")
+        require_retriever(retrieve)
         return retrieve.ground(messages, lambda text: len(self.tokenizer.encode(text)), self.context)
 
     def stream(
@@ -238,24 +236,25 @@ class LLM:
         params: SamplingParams | None = None,
         tools: Sequence[Any] | None = None,
         *,
+        retrieve: Retrieves | None = None,
         lora: LoraChoice = None,
     ) -> EventStream:
-        """Events as tokens are chosen, for a text, token ids or messages. Closing the iterator cancels."""
+        """Events as tokens are chosen, for a text, token ids or messages. Closing the iterator cancels.
+
+        retrieve: as in chat, for messages; the completion of the last event has the sources.
+        """
+        if retrieve is not None:
+            grounded = self.ground(require_messages(prompt), retrieve)
+            submission = self.submissions.of_grounded(grounded, params, tools, lora=lora)
+            return EventStream(self._client.submit(submission), partial(cited, grounded=grounded))
         given = prompt if is_messages(prompt) else listed(prompt)
         if isinstance(given, list) and isinstance(given[0], str):
-            raise InvalidParameter(
-                f"the prompt is a list of {len(given)} texts; stream takes one, generate several", field="prompt"
-            )
+            raise InvalidParameter(f"prompt is {len(given)} texts; stream takes one, generate several", field="prompt")
         return EventStream(self._client.submit(self.submissions.of_prompt(given, params, tools, lora=lora)))
 
     def score(self, token_ids: TokenIds) -> Float32:
         """Log-probability of each token after the first, given those before it: (n - 1)."""
-        self.submissions.require_generator("score")
-        if isinstance(self.spec.generation, MaskedDiffusion):
-            raise UnsupportedModel(f"{self.spec.name!r} is a diffusion model and cannot score text from left to right")
-        ids, admission = whole_numbers(token_ids), self.admission
-        admission.check_tokens("token_ids", ids)
-        admission.check_length(len(ids), self.context)
+        ids = self.submissions.ids_to_score(token_ids, self.admission)
         return self._client.compute(partial(score_request, token_ids=ids), len(ids)).result()
 
     def embed(
@@ -268,10 +267,7 @@ class LLM:
         priority: int = 0,
     ) -> Float32:
         """One vector per text or list of token ids, (n, dim), behind the model's prompt of this name; for encoders."""
-        parts = self.vectors
-        chosen = parts.pooling(pooling, normalize=normalize, priority=priority)
-        vectors = [parts.compute(one, chosen, priority=priority).result() for one in parts.groups(texts, prompt_name)]
-        return parts.joined(vectors, normalize)
+        return self.vectors.embed(texts, pooling, normalize=normalize, prompt_name=prompt_name, priority=priority)
 
     def classify(self, pairs: Sequence[tuple[str, str]], *, priority: int = 0) -> Float32:
         """The classifier's raw scores of pairs of texts, (n, labels); for cross-encoders."""

@@ -11,10 +11,11 @@ import numpy as np
 
 from kvarn.adapters.pool import LoraChoice
 from kvarn.checks import check_parameter, is_iterable, short
+from kvarn.citations.types import Grounded
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.models.encoders.rerank_templates import filled, rerank_template
 from kvarn.models.spec import Encoder, ModelSpec
-from kvarn.types import Completion, Grounded, Message, SamplingParams
+from kvarn.types import Completion, Message, SamplingParams
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
@@ -112,6 +113,19 @@ def require_params(params: object) -> None:
     )
 
 
+def require_messages(prompt: object) -> Sequence[Message]:
+    """Messages as they are; anything else has no question to be looked up."""
+    if not is_messages(prompt):
+        raise InvalidParameter(f"prompt is {short(prompt)}; with retrieve, give messages", field="prompt")
+    return prompt
+
+
+def require_retriever(retrieve: object) -> None:
+    """Refuse what cannot put sources into a conversation."""
+    if not callable(getattr(retrieve, "ground", None)) or isinstance(retrieve, type):
+        raise InvalidParameter(f"retrieve is {short(retrieve)}; give a kvarn.Collection", field="retrieve")
+
+
 def is_messages(prompt: object) -> TypeGuard[Sequence[Message]]:
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], dict)
 
@@ -149,12 +163,19 @@ def loras_of_each(lora: LoraOfEach, num_prompts: int) -> Sequence[LoraChoice]:
     return lora
 
 
+def with_constraint(params: SamplingParams, grounded: Grounded, spec: ModelSpec) -> SamplingParams:
+    """Parameters of an answer that has the form retrieval asks for, unless something else that was asked forbids it."""
+    is_free = params.constraint is None and not (params.ignore_eos or params.prefill_only or spec.is_diffusion)
+    return params.replace(constraint=grounded.constraint) if grounded.constraint is not None and is_free else params
+
+
 def cited(completion: Completion, grounded: Grounded) -> Completion:
-    """The completion with its sources."""
+    """The completion with its sources, each choice with those that support it."""
     if not grounded.citations:
         return completion
-    text = " ".join(one.text for one in (completion, *completion.alternatives))
-    return replace(completion, citations=tuple(citation.marked(text) for citation in grounded.citations))
+    sentences = grounded.attributed(completion.text)
+    others = tuple(cited(one, grounded) for one in completion.alternatives)
+    return replace(completion, citations=grounded.cited(sentences), sentences=sentences, alternatives=others)
 
 
 def show_progress(answers: Sequence[Future[Completion]]) -> None:

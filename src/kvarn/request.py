@@ -66,6 +66,7 @@ class Request:
     _: KW_ONLY
     tenant: str = ""
     prefix_salt: str = ""  # of its blocks in the prefix cache: the tenant, and the hash of its adapters
+    prefix_marks: tuple[tuple[int, int], ...] = ()  # texts of the prompt that a router knows, until they are named
     adapters: tuple[Any, ...] = ()  # AdapterUse: what is added to the base; dropped when it ends
     choice: int = 0  # which of the n answers to one prompt
     fork_of: Request | None = None  # choice 0, whose prompt this one shares

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from kvarn.checks import check_parameter, short, utf8
+from kvarn.citations.types import Citation, SentenceSupport
 from kvarn.diffusion import CanvasView, DiffusionParams
 from kvarn.errors import InvalidParameter
 from kvarn.structured.constraints import Constraint
@@ -72,6 +73,7 @@ class SamplingParams:
     slo_ms: float | None = None  # target time to the first token, for policy="slo"
     reuse_cache: bool = True  # start from cached blocks of an equal prefix
     free_cache_on_finish: bool = False  # leave none of its blocks in the prefix cache
+    keep_cache: bool = False  # evict its prompt's blocks after those of others, up to a quarter of the prefix cache
     prefill_only: bool = False  # compute the prompt into the prefix cache, sample no token
     diffusion: DiffusionParams | None = None  # how a diffusion model denoises; refused by other models
     prediction: str | None = None  # the answer that is expected: it comes faster where it comes so; never changed by it
@@ -80,7 +82,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_ranges()
-        for name in ("reuse_cache", "free_cache_on_finish", "prefill_only", "ignore_eos", "speculate"):
+        for name in ("reuse_cache", "free_cache_on_finish", "keep_cache", "prefill_only", "ignore_eos", "speculate"):
             check_parameter.flag(name, getattr(self, name))
         check_parameter.instance("diffusion", self.diffusion, DiffusionParams, "a kvarn.DiffusionParams", optional=True)
         check_parameter.instance("sampler", self.sampler, str, "the name of a registered one", optional=True)
@@ -201,39 +203,7 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # one per prompt token after the first
     alternatives: tuple[Completion, ...] = ()  # choices 1 .. n - 1, in order
     citations: tuple[Citation, ...] = ()  # the sources of a chat with retrieve=, in the order of their numbers
-
-
-@dataclass(frozen=True, slots=True)
-class Citation:
-    """A source that was in the prompt: a chunk, and where its document has it."""
-
-    number: int  # as in "[1]"
-    id: str
-    document: str
-    source: str
-    span: tuple[int, int]  # characters of the document's text
-    score: float
-    is_cited: bool = False  # the answer names its number
-
-    def marked(self, answer: str) -> Citation:
-        """A copy that says whether an answer cites it."""
-        return replace(self, is_cited=f"[{self.number}]" in answer)
-
-
-@dataclass(frozen=True, slots=True)
-class Grounded:
-    """A conversation with sources in it."""
-
-    messages: Sequence[Message]
-    citations: tuple[Citation, ...]
-    left_out: tuple[str, ...] = ()  # ids of chunks that were found and did not fit
-
-
-class Retrieves(Protocol):
-    """What `chat(retrieve=...)` takes: something that puts sources into a conversation."""
-
-    def ground(self, messages: Sequence[Message], count: Callable[[str], int], context: int) -> Grounded:
-        """Search for what the conversation asks; count gives the tokens of a text, context those of the model."""
+    sentences: tuple[SentenceSupport, ...] = ()  # of a chat with retrieve=: those that say something, in order
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
@@ -261,8 +231,7 @@ def _breakers(breakers: object) -> tuple[str, ...]:
             f"dry_sequence_breakers has {len(breakers)} strings; at most {MAX_STOP_STRINGS}",
             field="dry_sequence_breakers",
         )
-    for breaker in breakers:
-        utf8("dry_sequence_breakers", breaker)
+    utf8("dry_sequence_breakers", "".join(breakers))
     return tuple(breakers)
 
 

@@ -78,6 +78,20 @@ class Vectors:
             return joined
         return np.asarray(joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), 1e-12), np.float32)
 
+    def embed(
+        self,
+        texts: object,
+        pooling: Pooling | None = None,
+        *,
+        normalize: bool = True,
+        prompt_name: str | None = None,
+        priority: int = 0,
+    ) -> Float32:
+        """One vector per text, (n, dim)."""
+        chosen = self.pooling(pooling, normalize=normalize, priority=priority)
+        vectors = [self.compute(one, chosen, priority=priority).result() for one in self.groups(texts, prompt_name)]
+        return self.joined(vectors, normalize)
+
     def classify(self, pairs: Sequence[tuple[str, str]], *, priority: int = 0) -> Float32:
         """The classifier's raw scores of pairs of texts, (n, labels)."""
         spec = self._model.spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +29,9 @@ class Fetched:
 
     entry: str
     files: tuple[StoredFile, ...]
+
+
+OnPlan = Callable[[Outline], None]  # told before the first byte; may raise to refuse it
 
 
 class FetchPlan(Protocol):

@@ -13,7 +13,7 @@ from kvarn.errors import DownloadError, KvarnError, ModelNotFound
 from kvarn.hub import store
 from kvarn.hub.aliases import ALIASES, alias_of
 from kvarn.hub.bundled import BUNDLED
-from kvarn.hub.fetch_plan import FetchPlan, Outline
+from kvarn.hub.fetch_plan import FetchPlan, OnPlan, Outline
 from kvarn.hub.names import (
     FORMS,
     LocalName,
@@ -75,15 +75,23 @@ def model_begun_at(folder: Path, given: str) -> str:
 
 
 def pull(
-    name: RemoteName, *, offline: bool = False, force: bool = False, on_progress: OnProgress | None = None
+    name: RemoteName,
+    *,
+    offline: bool = False,
+    force: bool = False,
+    on_progress: OnProgress | None = None,
+    on_plan: OnPlan | None = None,
 ) -> store.StoredModel:
-    """Fetch a model into the store unless it is there; `force` skips the check against this machine's memory."""
+    """Fetch a model into the store unless it is there; `force` skips the check against this machine's memory.
+
+    Either callback may raise: what was fetched by then is continued by the next pull.
+    """
     report = on_progress or silent
     if offline or is_offline():
         return store.find(name) or _refuse_offline(name)
     with store.writing("store models in"), store.locked(name, report):
         # Another process may have fetched it while this one waited for the lock.
-        return store.find(name) or _fetch(name, force, report)
+        return store.find(name) or _fetch(name, force, report, on_plan or _accept)
 
 
 def plan(name: RemoteName) -> FetchPlan:
@@ -105,10 +113,15 @@ def shown_name(name: RemoteName) -> str:
     return alias.name if alias else str(name)
 
 
-def _fetch(name: RemoteName, force: bool, report: OnProgress) -> store.StoredModel:
+def _accept(_outline: Outline) -> None:
+    pass
+
+
+def _fetch(name: RemoteName, force: bool, report: OnProgress, on_plan: OnPlan) -> store.StoredModel:
     report(0, None, f"looking for {shown_name(name)}")
     planned = plan(name)
     outline = planned.outline
+    on_plan(outline)
     scratch = store.partial_folder(name)
     _discard_other_version(scratch, outline.version)
     try:

@@ -28,6 +28,7 @@ from kvarn.hub.progress import OnProgress
 MANIFEST = "manifest.json"
 FILES = "model"
 FORMAT = 1
+LOCK_WAIT_S = 0.5  # between two looks whether another process has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +144,15 @@ def locked(name: RemoteName, on_progress: OnProgress | None = None) -> Iterator[
     folder = models_folder() / ".locks"
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / f"{key_of(name)}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if on_progress is not None:
-            on_progress(0, None, "waiting for another Kvarn that fetches the same model")
-        lock.acquire()
+    timeout_s = 0.0
+    while True:
+        try:
+            lock.acquire(timeout=timeout_s)
+            break
+        except Timeout:
+            timeout_s = LOCK_WAIT_S
+            if on_progress is not None:  # which may end the waiting
+                on_progress(0, None, "waiting for another Kvarn that fetches the same model")
     try:
         yield
     finally:

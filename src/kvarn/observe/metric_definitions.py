@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvarn.observe.histogram import COUNTS, LONG_SECONDS, SECONDS, TOKENS
+from kvarn.observe.histogram import COUNTS, LONG_SECONDS, SECONDS, SHORT_SECONDS, TOKENS
 from kvarn.types import FinishReason
 
 MODEL = ("model_name",)
-RATE_LIMIT_REASONS = ("requests", "tokens", "concurrency", "queue", "memory")
+RATE_LIMIT_REASONS = ("requests", "tokens", "concurrency", "queue", "memory", "limits")
+LIMITS_FAILURES = ("unreachable", "timeout", "error", "emptied")
 SEARCH_MODES = ("hybrid", "dense", "sparse")
 PHASES = ("queued", "prefill", "decode")
 WAITING_REASONS = ("capacity", "prompt")
@@ -171,6 +172,24 @@ METRICS: tuple[MetricSpec, ...] = (
         "Requests refused, by tier and by the limit they met.",
         labels=("tier", "reason"),
         values=RATE_LIMIT_REASONS,
+        in_vllm=False,
+    ),
+    _http("limits_away", "gauge", "1 while the Redis that counts limits does not answer, or has just come back."),
+    _http("limits_replicas", "gauge", "Replicas that count limits together, as last known; 0: only this one."),
+    MetricSpec(
+        "limits_failures",
+        "counter",
+        "Calls of the Redis that counts limits that failed.",
+        labels=("reason",),
+        values=LIMITS_FAILURES,
+        in_vllm=False,
+    ),
+    MetricSpec(
+        "limits_seconds",
+        "histogram",
+        "To count what a request takes in Redis.",
+        labels=(),
+        bounds=SHORT_SECONDS,
         in_vllm=False,
     ),
     MetricSpec(

