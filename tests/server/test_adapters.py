@@ -151,6 +151,15 @@ def test_paths_outside_the_folder_and_wrong_files_are_refused(path: str, words: 
     assert refusal(admin, TEXT, {"model": "x", "prompt": "x"}, 404)
 
 
+def test_a_folder_that_is_gone_is_told_and_no_failure(folder: Path, admin: httpx.Client) -> None:
+    loras = folder / "loras"
+    loras.rename(folder / "away")
+    try:
+        assert "--lora-dir is gone" in refusal(admin, LOAD, {"lora_name": "x", "lora_path": "rust"})["message"]
+    finally:
+        (folder / "away").rename(loras)
+
+
 @pytest.mark.parametrize("name", ["tiny", "a b", "../x"])
 def test_names_that_are_taken_or_strange_are_refused(name: str, admin: httpx.Client) -> None:
     assert "name" in refusal(admin, LOAD, {"lora_name": name, "lora_path": "rust"})["message"]

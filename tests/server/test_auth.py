@@ -14,7 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from kvarn.server.access.auth import METRICS_PATH, PUBLIC_PATHS
+from kvarn.server.access.auth import CLUSTER_PATHS, METRICS_PATH, PUBLIC_PATHS
 from kvarn.server.access.keyfile import draw_key, write_keys
 from kvarn.server.app import make_app
 from kvarn.server.page.assets import ROOT
@@ -47,9 +47,10 @@ def routes_of(routes: object) -> Iterator[tuple[str, str]]:
 
 
 ROUTES = sorted(set(routes_of(an_app().routes)))
-OPEN = {*PUBLIC_PATHS, METRICS_PATH, ROOT}  # tests/page looks at what is below the page
+OPEN = {*PUBLIC_PATHS, *CLUSTER_PATHS, METRICS_PATH, ROOT}  # tests/page looks at what is below the page
 FORBIDDEN = {f"/api/{name}" for name in ("copy", "create", "delete", "push")}  # to everybody: the operator's
-FORBIDDEN |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}  # but to keys of admins
+FORBIDDEN |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/stored_models"}  # but to keys of admins
+FORBIDDEN |= {f"/v1/models/{verb}" for verb in ("pull", "cancel_pull", "load", "unload")}  # likewise
 CLOSED = [(method, path) for method, path in ROUTES if path not in OPEN]
 
 
@@ -114,6 +115,15 @@ def test_the_public_paths_are_public_and_nothing_else(keyed: KeyedServer) -> Non
         for path in ("/health/x", "/health//live", "//health", "/health/../v1/models", "/health%2f..%2fv1/models"):
             assert client.get(keyed.url + path).status_code in (400, 401, 404), path
     assert len(PUBLIC_PATHS) <= 5
+
+
+def test_no_key_of_a_client_opens_what_routers_hear(keyed: KeyedServer) -> None:
+    for name in (None, "alice", "boss"):
+        with keyed.client(name) as client:
+            for path in CLUSTER_PATHS:
+                refused = client.get(path, headers={"x-kvarn-cluster": "00" * 16 + ":" + "00" * 16})
+                assert refused.status_code == 403
+                assert "belongs to no cluster" in refused.json()["error"]["message"]
 
 
 def test_metrics_are_free_on_this_machine_and_need_a_seeing_tier_through_a_proxy(keyed: KeyedServer) -> None:

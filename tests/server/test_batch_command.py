@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from kvarn.server.batches.answer_log import AnswerLog
 from kvarn.server.batches.batch_run import BatchRun
 from kvarn.server.batches.in_process import InProcess
 from kvarn.server.batches.lines import BatchLine
-from kvarn.server.batches.offline import run_offline
+from kvarn.server.batches.offline import Processes, run_offline
 from kvarn.server.process.serve import make_state
 from kvarn.server.process.settings import make_config
 from tests.chat_model import write_chat_model
@@ -44,13 +45,13 @@ def request(custom_id: str, text: str = "hi", url: str = CHAT, **fields: Any) ->
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
 
 
-def start(source: Path, target: Path, model: Path) -> subprocess.Popen[bytes]:
+def start(source: Path, target: Path, model: Path, *args: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "kvarn.cli.main", "batch", str(source), "-o", str(target), "-m", f"tiny={model}"]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+    return subprocess.Popen([*command, *args], cwd=ROOT, stderr=subprocess.PIPE)
 
 
-def run(source: Path, target: Path, model: Path) -> tuple[int, str]:
-    process = start(source, target, model)
+def run(source: Path, target: Path, model: Path, *args: str) -> tuple[int, str]:
+    process = start(source, target, model, *args)
     _, errors = process.communicate(timeout=WAIT_S)
     return process.returncode, errors.decode()
 
@@ -63,12 +64,15 @@ def num_lines(target: Path) -> int:
     return target.read_bytes().count(b"\n") if target.exists() else 0
 
 
-def test_each_line_is_answered_exactly_once_after_three_kills(tiny: Path, tmp_path: Path, size: Size) -> None:
+@pytest.mark.parametrize("args", [(), ("--workers", "2")], ids=["one", "workers"])
+def test_each_line_is_answered_exactly_once_after_three_kills(
+    tiny: Path, tmp_path: Path, size: Size, record: Record, args: tuple[str, ...]
+) -> None:
     number = size(400, 10_000)
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(request(f"r{index}", f"n {index}", seed=index) + "\n" for index in range(number)))
     for kill in range(3):
-        process, before = start(source, target, tiny), num_lines(target)
+        process, before = start(source, target, tiny, *args), num_lines(target)
         while num_lines(target) < before + number // 8:
             assert process.poll() is None, process.stderr.read() if process.stderr else b""
             time.sleep(0.002)
@@ -77,14 +81,65 @@ def test_each_line_is_answered_exactly_once_after_three_kills(tiny: Path, tmp_pa
         assert num_lines(target) < number, f"kill {kill} came too late"
         whole = target.read_bytes()
         target.write_bytes(whole[: whole.rstrip(b"\n").rfind(b"\n") + 20])  # the last line was torn
-    code, errors = run(source, target, tiny)
+    code, errors = run(source, target, tiny, *args)
     assert code == 0, errors
     told = Counter(answer["custom_id"] for answer in answers(target))
     assert told == Counter(f"r{index}" for index in range(number))
     assert all(answer["response"]["status_code"] == 200 for answer in answers(target))
+    record(f"batch-kills-{args[-1] if args else 1}", {"lines": number, "kills": 3, "answered": len(told), "twice": 0})
     known = target.read_bytes()
     assert run(source, target, tiny)[0] == 0
     assert target.read_bytes() == known, "an answered line was asked again"
+
+
+def test_workers_give_the_same_answers_and_one_that_is_killed_costs_none(tiny: Path, tmp_path: Path) -> None:
+    """Two processes with an engine each; one is killed in the middle and started again."""
+    source = tmp_path / "in.jsonl"
+    source.write_text(
+        "".join(request(f"r{n}", f"n {n}", seed=n, temperature=0.9, max_tokens=24) + "\n" for n in range(200))
+    )
+    alone, shared = tmp_path / "alone.jsonl", tmp_path / "shared.jsonl"
+    assert run(source, alone, tiny)[0] == 0
+    process = start(source, shared, tiny, "--workers", "2", "--concurrency", "4")
+    while num_lines(shared) < 40:
+        assert process.poll() is None, process.stderr.read() if process.stderr else b""
+        time.sleep(0.002)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [int(one) for one in children if b"workers.worker" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    assert len(workers) == 2
+    os.kill(workers[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    assert said(shared) == said(alone)
+    assert len(answers(shared)) == 200
+    for worker in workers:
+        assert not Path(f"/proc/{worker}").exists(), "a worker outlives the batch"
+
+
+def said(target: Path) -> dict[str, str]:
+    """The text of each answer."""
+    return {one["custom_id"]: one["response"]["body"]["choices"][0]["message"]["content"] for one in answers(target)}
+
+
+def test_workers_end_with_the_command_and_their_failures_are_told(tiny: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(request(f"r{n}", max_tokens=500, ignore_eos=True) + "\n" for n in range(400)))
+    process = start(source, target, tiny, "--workers", "2")
+    while num_lines(target) < 1:
+        assert process.poll() is None, process.stderr.read() if process.stderr else b""
+        time.sleep(0.01)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < deadline, "workers outlive the command"
+        time.sleep(0.05)
+    code, errors = run(source, target, tmp_path / "none.gguf", "--workers", "2")
+    assert (code, "none.gguf" in errors) == (1, True), errors
+    assert "Traceback" not in errors
+    code, errors = run(source, target, tiny, "--workers", "512")
+    assert (code, "workers is 512" in errors) == (2, True), errors
 
 
 BROKEN = {
@@ -122,7 +177,9 @@ def test_broken_lines_are_told_by_number_and_the_others_run(tiny: Path, tmp_path
 
 def refusal(source: Path, target: Path, model: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        run_offline(make_config({"models": (f"tiny={model}",)}), source, target, None, lambda _done, _total: None)
+        run_offline(
+            make_config({"models": (f"tiny={model}",)}), source, target, Processes(), lambda _done, _total: None
+        )
     return str(caught.value)
 
 

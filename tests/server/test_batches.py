@@ -139,8 +139,7 @@ def test_a_cancelled_batch_keeps_what_it_answered_and_lets_others_pass(keyed_bat
     until(lambda: client.batches.retrieve(batch.id).request_counts.completed > 20)
     assert keyed_batches.chat("pia", "hi", model="tiny.gguf").status_code == 200  # in the middle of it
     with keyed_batches.client("boss") as http, http.stream("GET", "/v1/live") as live:
-        running = next(events(live))["requests"]
-    assert running
+        running = next(event["requests"] for event in events(live) if event["requests"])  # none between two lines
     assert {one["priority"] for one in running} == {-MAX_PRIORITY}, "beside interactive ones"
     client.batches.cancel(batch.id)
     batch = ended(client, batch.id)

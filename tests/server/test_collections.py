@@ -11,10 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from kvarn.cli.main import app
 from tests.server.asking import CHAT, answer, chat_body, chunks, refusal
 from tests.server.keyed import KeyedServer
 from tests.server.process import MINILM, SMOLLM2, ServerProcess, model_path
+from tests.unit.retrieval.archives import entity_bomb, make_docx, paragraph
 from tests.unit.retrieval.pdfs import bomb, make_pdf
 
 pytestmark = pytest.mark.model
@@ -84,9 +87,36 @@ def test_a_pdf_is_read_and_found(filled: httpx.Client) -> None:
     assert answer(filled, "/v1/collections/things/documents", {"documents": [sent]})["added"] == 1
     hit = search(filled, "peacocks", k=1)[0]
     assert (hit["document"], hit["source"]) == ("book", "b.pdf")
-    assert "Peacocks dance in the rain\n\nPeacocks" in hit["text"]
+    assert "Peacocks dance in the rain\n\n\fPeacocks" in hit["text"]
+    assert (hit["page"], "lines" in hit) == (1, False)
     assert answer(filled, "/v1/collections/things/documents", {"documents": [sent]})["unchanged"] == 1
     answer(filled, "/v1/collections/things/documents/delete", {"ids": ["book"]})
+
+
+def test_a_word_document_is_read_and_a_text_knows_its_lines(filled: httpx.Client) -> None:
+    word = {"id": "w", "kind": "docx", "data": _base64(make_docx(paragraph("Walruses sleep on the ice")))}
+    code = {"id": "c", "kind": "code", "text": "x = 1\n\ndef walrus():\n    return 'ivory tusks'\n"}
+    answer(filled, "/v1/collections/things/documents", {"documents": [word, code]})
+    assert search(filled, "walruses on ice", k=1)[0]["text"] == "Walruses sleep on the ice"
+    hit = search(filled, "ivory tusks", k=1, mode="sparse")[0]
+    assert (hit["document"], hit["lines"]) == ("c", {"first": 3, "last": 4})
+    bomb = {"documents": [{"kind": "docx", "data": _base64(entity_bomb()), "source": "bad"}]}
+    assert "declares entities" in refusal(filled, "/v1/collections/things/documents", bomb)["message"]
+    answer(filled, "/v1/collections/things/documents/delete", {"ids": ["w", "c"]})
+
+
+def test_files_are_sent_from_the_command_line(filled: httpx.Client, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("Ibexes climb dams")
+    (tmp_path / "word.docx").write_bytes(make_docx(paragraph("Lynxes hunt at dusk")))
+    (tmp_path / "bad.docx").write_bytes(entity_bomb())
+    (tmp_path / "binary.txt").write_bytes(b"\x7fELF\0")
+    server = ["--collection", "things", "--url", str(filled.base_url)]
+    done = CliRunner().invoke(app, ["index", "add", *server, str(tmp_path)])
+    assert done.exit_code == 1
+    assert "2 added, 0 updated, 0 unchanged, 2 chunks, 2 could not be read" in done.output
+    assert "declares entities" in done.output
+    assert search(filled, "lynxes", k=1)[0]["source"] == (tmp_path / "word.docx").as_posix()
+    assert "removed 2 documents" in CliRunner().invoke(app, ["index", "rm", *server, str(tmp_path)]).output
 
 
 @pytest.mark.parametrize(
@@ -130,13 +160,72 @@ def test_a_chat_with_retrieval_cites_its_sources(filled: httpx.Client) -> None:
     assert [one["number"] for one in citations] == [1, 2]
     assert "mill#0" in {one["id"] for one in citations}
     assert all(one["cited"] in (True, False) and one["span"]["end"] > 0 for one in citations)
+    assert all(0 <= one["relevance"] <= 1 for one in citations)
+    _check_support(told["retrieval"], told["choices"][0]["message"]["content"])
+
+
+def test_citations_have_the_passages_that_were_read_where_they_are_asked_for(filled: httpx.Client) -> None:
+    texts = {document["id"]: document["text"] for document in DOCUMENTS}
+    retrieval = {"collection": "things", "k": 2, "return_passages": True}
+    body = chat_body("What does a mill do?", retrieval=retrieval, max_tokens=4)
+    for citation in answer(filled, CHAT, body)["retrieval"]["citations"]:
+        assert citation["text"] == texts[citation["document"]]
+    first, *_, last = chunks(filled, CHAT, body)
+    assert {one["text"] for one in first["retrieval"]["citations"]} <= set(texts.values())
+    assert all("text" not in one for one in last["retrieval"]["citations"])  # told once
+
+
+def _check_support(told: dict[str, Any], content: str) -> None:
+    """Every sentence lies in the answer; sources are cited because a sentence has a passage in them."""
+    texts = {document["id"]: document["text"] for document in DOCUMENTS}
+    supporting = set()
+    for sentence in told["sentences"]:
+        assert sentence["choice"] == 0
+        assert content[sentence["span"]["start"] : sentence["span"]["end"]].strip()
+        assert sentence["supported"] == bool(sentence["passages"])
+        supporting |= {passage["number"] for passage in sentence["passages"]}
+    assert {one["number"] for one in told["citations"] if one["cited"]} == supporting
+    for citation in told["citations"]:
+        assert citation["span"]["end"] <= len(texts[citation["document"]])
 
 
 def test_a_stream_begins_with_its_sources(filled: httpx.Client) -> None:
     read = chunks(filled, CHAT, chat_body("What does a mill do?", retrieval={"collection": "things", "k": 1}))
     assert read[0]["choices"] == []
     assert read[0]["retrieval"]["citations"][0]["id"] == "mill#0"
-    assert all("retrieval" not in chunk for chunk in read[1:])
+    assert "text" not in read[0]["retrieval"]["citations"][0]
+    assert all("retrieval" not in chunk for chunk in read[1:-1])
+
+
+def test_a_stream_ends_with_what_supports_it_as_the_whole_answer_tells(filled: httpx.Client) -> None:
+    fields = {"retrieval": {"collection": "things", "k": 2}, "max_tokens": 32, "temperature": 0}
+    read = chunks(filled, CHAT, chat_body("What does a mill do with grain?", **fields))
+    told = answer(filled, CHAT, chat_body("What does a mill do with grain?", **fields))
+    content = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in read if chunk["choices"])
+    assert content == told["choices"][0]["message"]["content"]
+    assert read[-1]["choices"] == []
+    assert read[-1]["retrieval"] == told["retrieval"]
+    _check_support(read[-1]["retrieval"], content)
+
+
+def test_a_question_beside_the_documents_is_refused(filled: httpx.Client) -> None:
+    fields: dict[str, Any] = {"retrieval": {"collection": "things", "refusal": "Nobody wrote of that."}}
+    told = answer(filled, CHAT, chat_body("Which currency is used in Norway?", **fields))
+    assert told["choices"][0]["message"]["content"] == "Nobody wrote of that."
+    assert told["retrieval"] == {"citations": [], "left_out": [], "refused": True, "sentences": []}
+    assert told["choices"][0]["finish_reason"] == "stop"
+    read = chunks(filled, CHAT, chat_body("Which currency is used in Norway?", **fields))
+    assert read[0]["retrieval"]["refused"] is True
+    fields["retrieval"]["min_relevance"] = 0
+    assert answer(filled, CHAT, chat_body("Which currency is used in Norway?", **fields))["retrieval"]["citations"]
+
+
+def test_every_sentence_may_have_to_name_a_source(filled: httpx.Client) -> None:
+    wanted = {"collection": "things", "k": 2, "cite": "every_sentence"}
+    told = answer(filled, CHAT, chat_body("What does a mill do?", retrieval=wanted, max_tokens=60, temperature=0))
+    first, _, rest = told["choices"][0]["message"]["content"].partition(" [")
+    assert first
+    assert rest[:1] in ("1", "2") or told["choices"][0]["finish_reason"] == "length"
 
 
 def test_a_budget_too_small_is_refused_and_a_small_one_reports_what_it_leaves_out(filled: httpx.Client) -> None:
@@ -163,14 +252,14 @@ def test_a_frequent_prompt_is_warmed_again_when_documents_change(filled: httpx.C
     body = chat_body(
         "How many moons does the red planet have?", retrieval={"collection": "things", "k": 1}, max_tokens=1
     )
+    before = _metric(filled, "kvarn_retrieval_primed_total")
     for _ in range(3):
         answer(filled, CHAT, body)
+    _until_primed(filled, before)  # it is kept from now on
     before = _metric(filled, "kvarn_retrieval_primed_total")
     added = {"documents": [{"id": "mars", "text": "The red planet Mars has two moons, Phobos and Deimos." * 4}]}
     answer(filled, "/v1/collections/things/documents", added)
-    deadline = time.monotonic() + 60
-    while _metric(filled, "kvarn_retrieval_primed_total") == before and time.monotonic() < deadline:
-        time.sleep(0.2)
+    _until_primed(filled, before)
     told = answer(filled, CHAT, body)
     assert told["retrieval"]["citations"][0]["id"] == "mars#0"
     usage = told["usage"]
@@ -299,6 +388,15 @@ def test_a_server_without_an_encoder_says_so(tmp_path: Path) -> None:
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+def _until_primed(client: httpx.Client, before: float) -> None:
+    """Until prompts were computed, and no more of them for two seconds: those of other tests are frequent, too."""
+    deadline, last, changed_at = time.monotonic() + 60, before, time.monotonic()
+    while time.monotonic() < deadline and (last == before or time.monotonic() - changed_at < 2):
+        time.sleep(0.2)
+        if (now := _metric(client, "kvarn_retrieval_primed_total")) != last:
+            last, changed_at = now, time.monotonic()
 
 
 def _metric(client: httpx.Client, name: str) -> float:

@@ -18,6 +18,7 @@ from tests.server.history import Event, History, ask, inversions, misplaced_fail
 from tests.server.process import SMOLLM2, ServerProcess, model_path
 
 SEED = 20
+MIN_FAULTS = 3
 PROMPTS = ("Once upon a time", "The capital of France", "def main():", "Dear Sir or Madam,", "1, 2, 3,")
 NUM_BODIES = 8
 
@@ -114,17 +115,17 @@ def _as_stream(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Client:
-    """Asks one request after another, each in its own way, and keeps the histories."""
+    """Asks one request after another until there were faults enough, each in its own way, and keeps the histories."""
 
     def __init__(self, server: ServerProcess, number: int, num_requests: int) -> None:
         self._server = server
         self._draw = random.Random(SEED + number)
         self._num_requests = num_requests
 
-    def run(self, bodies: list[dict[str, Any]]) -> list[tuple[int, History]]:
-        kept = []
+    def run(self, bodies: list[dict[str, Any]], enough: threading.Event | None = None) -> list[tuple[int, History]]:
+        kept: list[tuple[int, History]] = []
         with self._server.client() as http:
-            for _ in range(self._num_requests):
+            while len(kept) < self._num_requests or (enough and not enough.is_set()):
                 index = self._draw.randrange(len(bodies))
                 kept.append((index, self._ask(http, bodies[index])))
         return kept
@@ -137,15 +138,20 @@ class Client:
         return ask(http, _as_stream(body), plan)
 
 
-def _inject(server: ServerProcess, over: threading.Event) -> int:
+def _inject(server: ServerProcess, over: threading.Event, enough: threading.Event) -> int:
     """Break a pass now and then; two in a row also break the first request's second chance."""
     draw = random.Random(SEED)
     num_faults = 0
-    with server.client() as http:
-        while not over.wait(draw.uniform(0.1, 0.6)):
-            kind, step, count = draw.choice(["raise", "nan"]), draw.randint(1, 6), draw.choice([1, 2, 2, 3])
-            assert http.post(f"/fault/{kind}?step={step}&count={count}").status_code == 200
-            num_faults += 1
+    try:
+        with server.client() as http:
+            while not over.wait(draw.uniform(0.1, 0.6)):
+                kind, step, count = draw.choice(["raise", "nan"]), draw.randint(1, 6), draw.choice([1, 2, 2, 3])
+                assert http.post(f"/fault/{kind}?step={step}&count={count}").status_code == 200
+                num_faults += 1
+                if num_faults > MIN_FAULTS:  # all but the last had time to be met
+                    enough.set()
+    finally:
+        enough.set()
     return num_faults
 
 
@@ -161,10 +167,11 @@ def test_every_history_under_faults_is_explained_by_the_oracle(
     assert [found for history, text in zip(alone, oracle, strict=True) for found in violations(history, text)] == []
 
     num_clients, num_requests = size(6, 16), size(6, 60)
-    over = threading.Event()
+    over, enough = threading.Event(), threading.Event()
     with ThreadPoolExecutor(num_clients + 1) as threads:
-        faults = threads.submit(_inject, faulty, over)
-        clients = [threads.submit(Client(faulty, number, num_requests).run, bodies) for number in range(num_clients)]
+        faults = threads.submit(_inject, faulty, over, enough)
+        asked = [Client(faulty, number, num_requests).run for number in range(num_clients)]
+        clients = [threads.submit(run, bodies, enough) for run in asked]
         try:
             kept = [one for client in clients for one in client.result()]
         finally:
@@ -179,8 +186,8 @@ def test_every_history_under_faults_is_explained_by_the_oracle(
         for event in history.of("finish", "error", "leave", "refuse")
     )
     record("server-history", {"clients": num_clients, "requests": len(kept), "faults": num_faults, "ends": dict(ends)})
-    assert len(kept) == num_clients * num_requests
-    assert num_faults >= 3
+    assert len(kept) >= num_clients * num_requests
+    assert num_faults > MIN_FAULTS
     assert ends["refuse"] == 0
     assert ends["error"] >= 1, "some faults must have hit a request"
     assert ends["cancelled"] >= 1

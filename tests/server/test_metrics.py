@@ -35,6 +35,8 @@ GAUGES = (
     "http_connections_open",
     "memory_budget_bytes",
     "retrieval_collections_open",
+    "limits_away",
+    "limits_replicas",
 )
 COUNTERS = (
     "prefix_cache_queries",
@@ -59,6 +61,7 @@ COUNTERS = (
     "spec_decode_num_accepted_tokens_per_pos",
     "evicted_tokens",
     "rate_limited",
+    "limits_failures",
     "cancelled",
     "cpu_throttled_seconds",
     "http_connections",
@@ -96,6 +99,7 @@ HISTOGRAMS = (
     "kv_block_idle_before_evict_seconds",
     "kv_block_reuse_gap_seconds",
     "retrieval_search_seconds",
+    "limits_seconds",
 )
 
 

@@ -208,6 +208,31 @@ class TestServer:
         assert (line["done"], line["done_reason"], line["response"]) == (True, "load", "")
         assert client.post("/api/pull", json={"model": SMOLLM2}).json() == {"status": "success"}
 
+    def test_hints_that_cannot_change_the_answer_are_taken(self, client: httpx.Client) -> None:
+        hints = {"num_keep": 4, "num_gpu": 99, "num_thread": 2, "use_mmap": True, "low_vram": False, "main_gpu": 0}
+        asked = {
+            "model": SMOLLM2,
+            "messages": HI,
+            "shift": False,
+            "truncate": True,
+            "keep_alive": "5m",
+            "stream": False,
+        }
+        options = {"num_predict": 4, "temperature": 0}
+        texts = [
+            client.post(CHAT, json=asked | {"options": options | given}).json()["message"]["content"]
+            for given in (hints, {})
+        ]
+        assert texts[0] == texts[1] != ""
+
+    def test_a_model_is_unloaded_by_keep_alive_and_loaded_again(self, client: httpx.Client) -> None:
+        assert client.post(GENERATE, json={"model": SMOLLM2, "stream": False}).json()["done_reason"] == "load"
+        (line,) = lines(client.post(CHAT, json={"model": SMOLLM2, "keep_alive": 0}))
+        assert (line["done"], line["done_reason"], line["message"]["content"]) == (True, "unload", "")
+        assert SMOLLM2 not in [one["name"] for one in client.get("/api/ps").json()["models"]]
+        again = {"model": SMOLLM2, "messages": HI, "stream": False, "options": {"num_predict": 2}}
+        assert client.post(CHAT, json=again).json()["eval_count"] == 2
+
     @pytest.mark.parametrize(
         ("path", "fields", "status", "words"),
         [
@@ -221,7 +246,9 @@ class TestServer:
             (CHAT, {"messages": HI, "tools": [{"type": "function", "function": {}}]}, 400, "tools.0.function.name"),
             (CHAT, {"messages": HI, "model": "llama3"}, 404, SMOLLM2),
             (CHAT, {"messages": HI, "model": MINILM}, 400, "model"),
-            (CHAT, {"keep_alive": 0}, 403, "keep_alive"),
+            (CHAT, {"messages": HI, "shift": True}, 400, "shift"),
+            (CHAT, {"messages": HI, "width": 512}, 400, "width"),
+            (CHAT, {"messages": HI, "options": {"rope_frequency_base": 1e4}}, 400, "options.rope_frequency_base"),
             (GENERATE, {"prompt": "x", "context": [1]}, 400, "context"),
             (GENERATE, {"prompt": "x", "template": "{{ .Prompt }}"}, 400, "template"),
             (GENERATE, {"prompt": "x", "raw": True, "system": "s"}, 400, "system"),
@@ -229,7 +256,8 @@ class TestServer:
             (GENERATE, {"prompt": "word " * 3000}, 400, "prompt"),
             ("/api/embed", {"input": "x"}, 400, "model"),
             ("/api/show", {"model": "llama3"}, 404, SMOLLM2),
-            ("/api/pull", {"model": "llama3"}, 403, "operator"),
+            ("/api/pull", {"model": "llama3"}, 404, "no alias"),
+            ("/api/pull", {"model": ""}, 400, "model"),
             ("/api/copy", {}, 403, "operator"),
         ],
         ids=lambda value: str(value)[:40],
@@ -241,6 +269,13 @@ class TestServer:
         assert response.status_code == status, response.text
         assert words in response.json()["error"]
         assert response.json().keys() == {"error"}
+
+    def test_other_keys_unload_and_pull_nothing(self, keyed: KeyedServer) -> None:
+        with keyed.client("anna") as http:
+            for path, fields in ((CHAT, {"keep_alive": 0}), ("/api/pull", {"model": "hf:org/other"})):
+                refused = http.post(path, json={"model": http.get("/v1/models").json()["data"][0]["id"], **fields})
+                assert refused.status_code == 403, refused.text
+                assert "admin = true" in refused.json()["error"]
 
     def test_nothing_is_told_without_a_key(self, keyed: KeyedServer) -> None:
         with keyed.process.client() as http:
@@ -254,3 +289,53 @@ class TestServer:
                 response = http.request(method, f"/api/{path}", json={} if method == "POST" else None)
                 assert response.status_code == 401, path
                 assert response.json().keys() == {"error"}
+
+
+class TestEditors:
+    """What editors send and read, written from their published calls; none of them runs here."""
+
+    def test_zed_lists_shows_and_chats(self, client: httpx.Client) -> None:
+        listed = client.get("/api/tags").json()["models"]
+        for model in listed:
+            assert {"name", "modified_at", "size", "digest", "details"} <= model.keys()
+            assert {"format", "family", "parameter_size", "quantization_level"} <= model["details"].keys()
+        name = next(model["name"] for model in listed if model["name"].startswith(SMOLLM2))
+        shown = client.post("/api/show", json={"model": name}).json()
+        info = shown["model_info"]
+        context = info[f"{info['general.architecture']}.context_length"]
+        body = {"model": name, "messages": HI, "stream": True, "keep_alive": -1, "tools": [], "think": None}
+        body["options"] = {"num_ctx": context, "num_predict": 4, "stop": [], "temperature": 1.0, "top_p": None}
+        *parts, last = lines(client.post(CHAT, json=body))
+        assert all({"model", "created_at", "message", "done"} <= part.keys() for part in parts)
+        assert all(part["message"]["role"] == "assistant" for part in parts)
+        assert (last["done"], last["eval_count"]) == (True, 4)
+        assert last["prompt_eval_count"] > 0
+
+    def test_continue_shows_chats_completes_embeds_and_pulls(self, client: httpx.Client) -> None:
+        shown = client.post("/api/show", json={"name": SMOLLM2}).json()
+        assert ".Suffix" not in shown["template"]  # else it would ask for what this model cannot do
+        assert isinstance(shown["parameters"], str)
+        options = {"num_predict": 4, "num_ctx": 256, "temperature": 0.01, "stop": ["\n\n\n"], "mirostat": None}
+        body = {"model": SMOLLM2, "messages": HI, "options": options, "keep_alive": 1800, "stream": True}
+        assert lines(client.post(CHAT, json=body))[-1]["done"]
+        raw = {"model": SMOLLM2, "prompt": "def add(a, b):", "raw": True, "options": options, "keep_alive": 1800}
+        assert "".join(line["response"] for line in lines(client.post(GENERATE, json=raw)))
+        embedded = client.post("/api/embed", json={"model": MINILM, "input": ["a", "b"]}).json()
+        assert len(embedded["embeddings"]) == 2
+        assert lines(client.post("/api/pull", json={"name": SMOLLM2}))[-1]["status"] == "success"
+
+    def test_copilot_compares_the_version_and_chats_under_v1(self, client: httpx.Client) -> None:
+        version = tuple(int(part) for part in client.get("/api/version").json()["version"].split("."))
+        assert version >= (0, 6, 4)
+        able = []
+        for model in client.get("/api/tags").json()["models"]:
+            shown = client.post("/api/show", json={"model": model["model"]}).json()
+            info = shown["model_info"]
+            assert info[f"{info['general.architecture']}.context_length"] > 0
+            able += [model["model"]] if "tools" in shown["capabilities"] else []
+        assert [name.partition(":")[0] for name in able] == [SMOLLM2]
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+        body = {"model": able[0], "messages": HI, "max_tokens": 4, "stream": True, "tools": [tool], "n": 1, "top_p": 1}
+        response = client.post("/v1/chat/completions", json=body | {"temperature": 0.1})
+        assert response.status_code == 200, response.text
+        assert response.text.rstrip().endswith("[DONE]")

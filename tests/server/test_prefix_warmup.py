@@ -99,6 +99,22 @@ async def test_a_chat_dropped_while_it_waits_stops_nothing_and_leaves_nothing(ho
 
 @pytest.mark.model
 @in_a_loop
+async def test_a_primed_prompt_is_kept_and_not_primed_again_at_once(home: Path) -> None:
+    async with started(home) as state:
+        async with state.collections.use("", "things") as collection:
+            version = collection.version
+        state.prefix_warmup.add(frequent_chat(), version)
+        await until(lambda: num_warmed(state) == 1)
+        async with state.models.use(CHATS[0]) as served:
+            pool = served.llm.llm._model.engine.kv.groups[0].pool
+            assert 0 < pool.num_kept == len(pool.cached_ids)
+        state.prefix_warmup.add(frequent_chat(), version)  # it was asked again
+        await asyncio.sleep(0.2)
+        assert num_warmed(state) == 1
+
+
+@pytest.mark.model
+@in_a_loop
 async def test_an_unexpected_error_is_logged_by_its_type_only_and_the_next_chat_is_warmed(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -36,6 +36,13 @@ def details(found: dict[str, Any]) -> tuple[int, int]:
     return numbers["accepted_prediction_tokens"], numbers["rejected_prediction_tokens"]
 
 
+def is_drafted(client: httpx.Client, plain: dict[str, Any], asked: dict[str, Any]) -> bool:
+    """Whether guesses were tried: steps are measured first, so on a busy machine not at the first request."""
+    found = answer(client, CHAT, asked)
+    assert found["choices"] == plain["choices"]
+    return details(found)[0] > 10
+
+
 def total(client: httpx.Client, name: str) -> float:
     lines = client.get("/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"kvarn_{name}"))
@@ -46,11 +53,9 @@ def test_a_right_prediction_is_counted_and_changes_nothing(guessing: httpx.Clien
     plain = answer(guessing, CHAT, body(**ids, speculate=False))
     said = plain["choices"][0]["message"]["content"]
     assert details(plain) == (0, 0)
-    for _ in range(3):  # how long a step takes is measured first
-        found = answer(guessing, CHAT, body(**ids, **predicted([{"type": "text", "text": said}])))
-        assert found["choices"] == plain["choices"]
+    asked = body(**ids, **predicted([{"type": "text", "text": said}]))
+    assert any(is_drafted(guessing, plain, asked) for _ in range(60))
     assert joined(chunks(guessing, CHAT, body(**ids, **predicted(said)))) == said
-    assert details(found)[0] > 10
     num_accepted, num_drafted = (
         total(guessing, "spec_decode_num_accepted_tokens_total"),
         total(guessing, "spec_decode_num_draft_tokens_total"),

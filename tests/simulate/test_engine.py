@@ -328,7 +328,7 @@ def random_prompt(rng: random.Random, context: int) -> tuple[int, ...]:
 
 
 def random_params(rng: random.Random) -> SamplingParams:
-    return SamplingParams(
+    params = SamplingParams(
         temperature=rng.choice([0.0, 50.0]),
         seed=rng.randint(0, 5),
         max_tokens=rng.randint(1, 16),
@@ -344,6 +344,7 @@ def random_params(rng: random.Random) -> SamplingParams:
         free_cache_on_finish=rng.random() < 0.1,
         prefill_only=rng.random() < 0.05,
     )
+    return params.replace(keep_cache=params.seed == 0)
 
 
 def alone(prompt: tuple[int, ...], params: SamplingParams, choice: int) -> Completion:

@@ -52,6 +52,7 @@ class Simulation:
             self.fork: 8,
             self.look_up_and_fork: 20,
             self.publish: 30,
+            self.keep: 4,
             self.trim: 8,
             self.release: 4,
             self.unpublish: 2,
@@ -114,6 +115,10 @@ class Simulation:
             for end in range(self.block_size, count + 1, self.block_size):
                 self.published.add((self.tenants[name], tuple(self.tokens[name][:end])))
             self.num_published[name] = max(self.num_published[name], self.whole(count))
+
+    def keep(self) -> None:
+        if name := self.pick():
+            self.cache.keep(name, self.rng.randint(0, len(self.tokens[name])))
 
     def trim(self) -> None:
         if name := self.pick():

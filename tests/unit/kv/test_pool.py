@@ -57,6 +57,52 @@ def test_a_shared_head_outlives_every_tail_behind_it() -> None:
     assert [pool.allocate() for _ in range(3)] == [tail, other_tail, head]
 
 
+def test_kept_blocks_are_evicted_after_all_others_and_are_still_given() -> None:
+    pool = BlockPool(16)
+    kept, others = cached(pool, 4), cached(pool, 12)
+    pool.keep(kept)
+    assert pool.num_free == 16
+    taken = [pool.allocate() for _ in range(16)]
+    assert taken == [*reversed(others), *reversed(kept)]
+    assert pool.num_kept == 0
+    pool.check(taken)
+
+
+def test_at_most_a_quarter_is_kept_and_the_newest_stay() -> None:
+    pool = BlockPool(16)
+    old, new, long = cached(pool, 3), cached(pool, 3), cached(pool, 10)
+    pool.keep(old)
+    pool.keep(new)
+    assert pool.num_kept == 4
+    taken = [pool.allocate() for _ in range(12)]
+    assert set(taken) == {*long, *old[1:]}  # the front of the old prefix is kept longest
+    pool.keep(new)
+    assert pool.allocate() == old[0]
+    pool.release(taken)
+    pool.check([old[0]])
+
+
+def test_of_a_prefix_longer_than_that_the_front_is_kept() -> None:
+    pool = BlockPool(16)
+    block_ids = cached(pool, 8)
+    pool.keep(block_ids)
+    assert [pool.allocate() for _ in range(12)][8:] == list(reversed(block_ids[4:]))
+
+
+def test_a_block_in_use_is_kept_when_it_becomes_free() -> None:
+    pool = BlockPool(8)
+    block_ids = cached(pool, 2)
+    pool.share(block_ids)
+    pool.keep(block_ids)
+    others = cached(pool, 6)
+    pool.release(block_ids)
+    assert [pool.allocate() for _ in range(6)] == list(reversed(others))
+    pool.unmark_cacheable(block_ids[0])
+    assert pool.num_kept == 1
+    assert pool.allocate() == block_ids[0]
+    assert pool.allocate() == block_ids[1]
+
+
 def test_sharing_takes_a_cached_block_out_of_the_evictable_ones() -> None:
     pool = BlockPool(2)
     block_ids = cached(pool, 2)

@@ -1,4 +1,4 @@
-"""Clients' PDFs and HTML: read in a child process that may fail, be late or be killed without harm."""
+"""Clients' files and HTML: read in a child process that may fail, be late or be killed without harm."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from kvarn.errors import CapacityError, DocumentError, HelperUnavailable
 from kvarn.server.access.priority_semaphore import Claim
 from kvarn.server.collections.document_reader import CHILD, DocumentReader, ReadingLimits
 from tests.children import child_ids
+from tests.unit.retrieval.archives import entity_bomb, make_docx, make_epub, paragraph, zip_bomb
 from tests.unit.retrieval.pdfs import bomb, make_pdf
 
 pytest.importorskip("pypdf")
 
 
 def _read(data: bytes, limits: ReadingLimits) -> str:
-    return asyncio.run(DocumentReader(limits).pdf_text(data, "a.pdf"))
+    return asyncio.run(DocumentReader(limits).file_text("pdf", data, "a.pdf"))
 
 
 def test_the_text_of_all_pages_comes_back() -> None:
-    assert _read(make_pdf("Grain", 3), ReadingLimits()) == "Grain\n\nGrain\n\nGrain"
+    assert _read(make_pdf("Grain", 3), ReadingLimits()) == "Grain\n\n\fGrain\n\n\fGrain"
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,32 @@ def test_what_takes_too_much_is_refused_with_the_limit(data: bytes, limits: Read
     assert words in str(caught.value)
 
 
+def test_word_documents_books_and_notebooks_are_read_too() -> None:
+    async def read() -> list[str]:
+        reader = DocumentReader()
+        return [
+            await reader.file_text("docx", make_docx(paragraph("Grain")), "a.docx"),
+            await reader.file_text("epub", make_epub({"a.xhtml": "<h1>Stars</h1>"}), "a.epub"),
+            await reader.file_text("notebook", b'{"cells": [{"cell_type": "raw", "source": "x"}]}', "a.ipynb"),
+        ]
+
+    assert asyncio.run(read()) == ["Grain\n", "# Stars\n", "x\n"]
+
+
+@pytest.mark.parametrize(
+    ("data", "limits", "words"),
+    [
+        (entity_bomb(), ReadingLimits(), "declares entities"),
+        (zip_bomb(100_000_000), ReadingLimits(memory_bytes=16 << 20, max_chars=1_000), "a.docx: "),
+        (make_docx(paragraph("Grain")), ReadingLimits(max_chars=4), "more than 4 characters"),
+    ],
+    ids=["entities", "zip", "characters"],
+)
+def test_hostile_word_documents_are_refused(data: bytes, limits: ReadingLimits, words: str) -> None:
+    with pytest.raises(DocumentError, match=words):
+        print(asyncio.run(DocumentReader(limits).file_text("docx", data, "a.docx")))
+
+
 def test_a_machine_that_is_too_busy_is_no_fault_of_the_document() -> None:
     with pytest.raises(CapacityError, match="too busy"):
         _read(make_pdf("Grain"), ReadingLimits(deadline_s=0.01))
@@ -53,7 +80,7 @@ def test_a_child_that_is_lost_is_replaced_once(signum: signal.Signals, num_lost:
 
     async def read() -> str:
         reader = DocumentReader(ReadingLimits(cpu_s=20))
-        reading = asyncio.ensure_future(reader.pdf_text(bomb(700_000), "a.pdf"))
+        reading = asyncio.ensure_future(reader.file_text("pdf", bomb(700_000), "a.pdf"))
         struck: set[int] = set()
         while not reading.done():
             for pid in set(child_ids(CHILD.name)) - struck:
@@ -74,12 +101,12 @@ def test_a_child_that_is_lost_is_replaced_once(signum: signal.Signals, num_lost:
 def test_a_cancelled_read_kills_its_process() -> None:
     async def abandon() -> None:
         reader = DocumentReader(max_at_once=1)
-        task = asyncio.ensure_future(reader.pdf_text(bomb(30_000_000), "a.pdf"))
+        task = asyncio.ensure_future(reader.file_text("pdf", bomb(30_000_000), "a.pdf"))
         await asyncio.sleep(0.3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await reader.pdf_text(make_pdf("next"), "b.pdf") == "next"  # its slot is free again
+        assert await reader.file_text("pdf", make_pdf("next"), "b.pdf") == "next"  # its slot is free again
 
     asyncio.run(abandon())
 

@@ -25,7 +25,7 @@ from kvarn.server.api.system.tokens_schema import DetokenizeBody
 from kvarn.server.api.validation import parse
 from kvarn.server.chat.output.tools import MAX_SCHEMA_BYTES, MAX_TOOLS, MAX_TOOLS_BYTES, check_tools
 from kvarn.server.collections.rerank_schema import MAX_RERANKED, RerankBody
-from kvarn.server.collections.schema import MAX_DOCUMENTS, PDF_BYTES_PER_TOKEN, DocumentsBody
+from kvarn.server.collections.schema import FILE_BYTES_PER_TOKEN, MAX_DOCUMENTS, DocumentsBody
 from kvarn.server.failures import BadBody
 from kvarn.server.http.json_body import MAX_MEMBERS, parse_body
 from kvarn.server.process.settings import ServerConfig
@@ -110,6 +110,6 @@ def test_the_page_has_the_numbers_of_the_code() -> None:
         (MAX_CONSTRAINT_BYTES, "bytes"),
         (BYTES_PER_TOKEN, "bytes"),
         (COUNTED_BYTES_PER_TOKEN, "bytes"),
-        (PDF_BYTES_PER_TOKEN, "bytes"),
+        (FILE_BYTES_PER_TOKEN, "bytes"),
     ):
         assert f"{number:,} {words}" in page

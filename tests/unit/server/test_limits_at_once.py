@@ -7,7 +7,7 @@ import pytest
 from kvarn.errors import InvalidParameter, RateLimited
 from kvarn.server.access.account import WINDOW_S
 from kvarn.server.access.limits import RateLimits
-from tests.unit.server.limiting import Clock, caller, refusal, reserve
+from tests.unit.server.limiting import Clock, at_once, caller, refusal, reserve
 
 
 def test_retry_after_of_tokens_is_when_running_answers_end_not_when_the_minute_does(clock: Clock) -> None:
@@ -47,28 +47,28 @@ def test_at_most_so_many_run_at_once(clock: Clock) -> None:
 
 def test_a_request_takes_its_place_before_its_size_is_known(clock: Clock) -> None:
     limits, alice = RateLimits(clock), caller(requests_per_min=2, concurrency=1)
-    running = limits.enter(alice)
+    running = at_once(limits.enter(alice))
     with pytest.raises(RateLimited, match="at once"):
-        limits.enter(alice)
+        at_once(limits.enter(alice))
     running.settle(0)
-    limits.enter(alice).settle(0)
+    at_once(limits.enter(alice)).settle(0)
     with pytest.raises(RateLimited, match="a minute"):
-        limits.enter(alice)
+        at_once(limits.enter(alice))
 
 
 def test_every_answer_takes_a_place(clock: Clock) -> None:
     limits, alice = RateLimits(clock), caller(concurrency=4)
-    first, second = limits.enter(alice), limits.enter(alice)
-    first.grow(10, num_answers=3)
+    first, second = at_once(limits.enter(alice)), at_once(limits.enter(alice))
+    at_once(first.grow(10, num_answers=3))
     with pytest.raises(RateLimited, match="4 answers at once"):
-        second.grow(10, num_answers=2)
-    second.grow(10)
+        at_once(second.grow(10, num_answers=2))
+    at_once(second.grow(10))
     first.settle(10)
-    second.grow(10, num_answers=4)
+    at_once(second.grow(10, num_answers=4))
     with pytest.raises(InvalidParameter, match="5 answers at once"):
-        second.grow(10, num_answers=5)
+        at_once(second.grow(10, num_answers=5))
     second.settle(0)
-    assert [limits.enter(alice).num_slots for _ in range(4)] == [1, 1, 1, 1]
+    assert [at_once(limits.enter(alice)).num_slots for _ in range(4)] == [1, 1, 1, 1]
 
 
 def test_requests_that_computed_nothing_say_nothing_about_how_long_others_take(clock: Clock) -> None:

@@ -100,6 +100,25 @@ async def test_one_file_with_several_ids_is_loaded_once(files: list[str], needed
 
 
 @in_a_loop
+async def test_adapters_count_where_a_server_may_load_some(files: list[str], needed_bytes: int, tmp_path: Path) -> None:
+    async with started(files[:1], lora_dir=tmp_path) as pool:
+        assert [entry.needed_bytes for entry in pool.entries()] == [needed_bytes + (1 << 30) // 8]
+    given = replace(default_engine(), lora_bytes=10 * MIB)
+    async with started(files[:1], lora_dir=tmp_path, engine=given) as pool:
+        assert [entry.needed_bytes for entry in pool.entries()] == [needed_bytes + 10 * MIB]
+    with pytest.raises(DoesNotFit, match=r"adapters 1\.0 GiB"):
+        async with started(files[:1], lora_dir=tmp_path, engine=replace(given, lora_bytes=1 << 30)):
+            pass
+
+
+@in_a_loop
+async def test_a_folder_of_adapters_that_is_none_is_refused_at_the_start(files: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing', which is no folder"):
+        async with started(files[:1], lora_dir=tmp_path / "nothing"):
+            pass
+
+
+@in_a_loop
 async def test_the_ids_of_one_file_do_not_share_its_memory(files: list[str]) -> None:
     async with started([files[0]]) as alone, started([files[0], f"again={files[0]}"]) as twice:
         assert {entry.context for entry in twice.entries()} == {entry.context for entry in alone.entries()}

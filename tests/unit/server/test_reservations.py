@@ -7,7 +7,7 @@ import pytest
 from kvarn.errors import InvalidParameter, RateLimited
 from kvarn.server.access.account import WINDOW_S
 from kvarn.server.access.limits import RateLimits
-from tests.unit.server.limiting import Clock, caller, refusal, reserve
+from tests.unit.server.limiting import Clock, at_once, caller, refusal, reserve
 
 
 def test_what_was_not_used_is_free_again_when_the_request_ends(clock: Clock) -> None:
@@ -22,9 +22,9 @@ def test_what_was_not_used_is_free_again_when_the_request_ends(clock: Clock) -> 
 
 def test_four_open_ended_answers_fit_into_a_minute_that_one_context_would_fill(clock: Clock) -> None:
     limits, alice = RateLimits(clock), caller(tokens_per_min=60_000, concurrency=4)
-    running = [limits.enter(alice) for _ in range(4)]
+    running = [at_once(limits.enter(alice)) for _ in range(4)]
     for one in running:
-        one.grow(20, open_ended=[32_000])
+        at_once(one.grow(20, open_ended=[32_000]))
     assert sum(one.num_tokens for one in running) < 3_000
     for one in running:
         one.settle(220)
@@ -32,20 +32,20 @@ def test_four_open_ended_answers_fit_into_a_minute_that_one_context_would_fill(c
 
 def test_answers_longer_than_expected_are_counted_and_expected_the_next_time(clock: Clock) -> None:
     limits, alice = RateLimits(clock), caller(tokens_per_min=60_000)
-    first = limits.enter(alice)
-    first.grow(20, open_ended=[32_000])
+    first = at_once(limits.enter(alice))
+    at_once(first.grow(20, open_ended=[32_000]))
     first.settle(20 + 20_000)
     assert first.headers["x-ratelimit-remaining-tokens"] == "39980"
-    second = limits.enter(alice)
-    second.grow(20, open_ended=[32_000])
+    second = at_once(limits.enter(alice))
+    at_once(second.grow(20, open_ended=[32_000]))
     assert second.num_tokens == 20_020
     second.settle(0)
     for _ in range(12):  # and shorter ones make it forget
-        one = limits.enter(alice)
-        one.grow(20, open_ended=[32_000])
+        one = at_once(limits.enter(alice))
+        at_once(one.grow(20, open_ended=[32_000]))
         one.settle(120)
-    last = limits.enter(alice)
-    last.grow(20, open_ended=[32_000])
+    last = at_once(limits.enter(alice))
+    at_once(last.grow(20, open_ended=[32_000]))
     assert last.num_tokens < 1_200
 
 
@@ -85,7 +85,7 @@ def test_a_request_may_take_more_while_it_runs(clock: Clock) -> None:
     limits, alice = RateLimits(clock), caller(tokens_per_min=100, requests_per_min=1, concurrency=1)
     reservation = reserve(limits, alice, 40)
     clock.now += 30
-    reservation.grow(50)
+    at_once(reservation.grow(50))
     assert reservation.num_tokens == 90
     reservation.settle(60)
     assert reservation.headers["x-ratelimit-remaining-tokens"] == "40"
@@ -98,10 +98,10 @@ def test_what_a_growing_request_has_stays_its_own_when_more_is_refused(clock: Cl
     reserve(limits, alice, other)
     reservation = reserve(limits, alice, 40)
     with pytest.raises(RateLimited) as caught:
-        reservation.grow(11)
+        at_once(reservation.grow(11))
     assert caught.value.reason == "tokens"
     with pytest.raises(InvalidParameter, match="101 tokens"):  # waiting would not help
-        reservation.grow(61)
+        at_once(reservation.grow(61))
     assert reservation.num_tokens == 40
     assert reservation.headers["x-ratelimit-remaining-tokens"] == "10"
 
@@ -137,27 +137,27 @@ def test_a_request_may_be_withdrawn_after_it_was_settled_and_once_only(clock: Cl
 
 def test_bytes_are_taken_first_and_are_part_of_what_follows() -> None:
     limits, alice = RateLimits(), caller(tokens_per_min=1000, requests_per_min=9)
-    one = limits.enter(alice)
-    one.expect(300, 20)
+    one = at_once(limits.enter(alice))
+    at_once(one.expect(300, 20))
     assert one.headers["x-ratelimit-remaining-tokens"] == "700"
-    one.grow(400)
+    at_once(one.grow(400))
     assert one.headers["x-ratelimit-remaining-tokens"] == "600"
     one.use(350)
     assert one.headers["x-ratelimit-remaining-tokens"] == "650"
     one.settle()
     with pytest.raises(RateLimited):
-        limits.enter(alice).expect(651, 1)
+        at_once(at_once(limits.enter(alice)).expect(651, 1))
     with pytest.raises(InvalidParameter, match="may take 1,001 tokens"):
-        limits.enter(alice).expect(1001, 1)
+        at_once(at_once(limits.enter(alice)).expect(1001, 1))
 
 
 def test_a_refused_request_keeps_what_its_bytes_cost_and_is_no_request() -> None:
     limits, alice = RateLimits(), caller(tokens_per_min=1000, requests_per_min=9)
-    one = limits.enter(alice)
-    one.expect(300, 20)
+    one = at_once(limits.enter(alice))
+    at_once(one.expect(300, 20))
     reserve(limits, alice, 600)
     with pytest.raises(RateLimited):
-        one.grow(500)
+        at_once(one.grow(500))
     assert one.is_in_vain
     one.withdraw()
     assert limits.headers(alice)["x-ratelimit-remaining-tokens"] == "380"
@@ -170,6 +170,6 @@ def test_tokens_that_were_used_leave_the_place_taken_until_the_end() -> None:
     one.use(10)
     assert one.headers["x-ratelimit-remaining-tokens"] == "90"
     with pytest.raises(RateLimited, match="1 answers at once"):
-        limits.enter(alice)
+        at_once(limits.enter(alice))
     one.settle()
-    limits.enter(alice)
+    at_once(limits.enter(alice))
