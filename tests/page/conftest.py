@@ -14,9 +14,17 @@ from tests.chat_model import write_chat_model
 from tests.diffusing import write_talking_model
 from tests.page.browser import DESKTOP, Tab, chromium
 from tests.server.process import MINILM, ServerProcess, model_path
+from tests.unit.hub.servers import Site, add_repository, serving
+from tests.unit.hub.wheels import random_bytes
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
+
+
+CONFIG = """
+[tiers.narrow]
+concurrency = 1
+"""
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,8 @@ class PageServer:
     process: ServerProcess
     file: Path
     key: str
+    admin_key: str
+    hub: Site
 
     @property
     def url(self) -> str:
@@ -35,8 +45,8 @@ class PageServer:
         with editing(self.file) as entries:
             entries[:] = [entry for entry in entries if entry.name != name]
 
-    def add(self, name: str) -> str:
-        key, entry = draw_key(name, "enterprise")
+    def add(self, name: str, tier: str = "enterprise") -> str:
+        key, entry = draw_key(name, tier)
         with editing(self.file) as entries:
             entries.append(entry)
         return key
@@ -49,11 +59,21 @@ def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer
     chatty = write_chat_model(folder / "chatty")
     misty = write_talking_model(folder / "misty.gguf").rename(folder / "misty")
     key, entry = draw_key("anna", "enterprise")
-    write_keys(folder / "keys.toml", [entry])
-    file, home = folder / "keys.toml", {"KVARN_HOME": str(folder / "home")}
+    admin_key, admin = draw_key("root", "enterprise", is_admin=True)
+    file = folder / "keys.toml"
+    write_keys(file, [entry, admin])
     models = ("--model", chatty, "--model", misty, "--model", model_path(MINILM), "--context", "2048")
-    with ServerProcess(*models, keys=file, env=home, module="tests.page.scripted") as process:
-        yield PageServer(process, file, key)
+    with serving(Site()) as hub:
+        add_repository(hub, "org/tiny", {"tiny.gguf": write_chat_model(folder / "tiny.gguf").read_bytes()})
+        add_repository(hub, "org/slow", {"slow.gguf": random_bytes(8 << 20)})
+        env = {
+            "KVARN_HOME": str(folder / "home"),
+            "HF_ENDPOINT": hub.url,
+            "NO_PROXY": "127.0.0.1",
+            "KVARN_OFFLINE": "0",
+        }
+        with ServerProcess(*models, config=CONFIG, keys=file, env=env, module="tests.page.scripted") as process:
+            yield PageServer(process, file, key, admin_key, hub)
 
 
 # Of a module: playwright's event loop would run on under the tests of other files.
@@ -67,7 +87,7 @@ def browser() -> Iterator[Browser]:
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """A fresh profile: no conversation, no key."""
     fresh = browser.new_context(viewport=DESKTOP)  # type: ignore[arg-type]
-    fresh.set_default_timeout(120_000)  # of a busy machine
+    fresh.set_default_timeout(60_000)  # of a busy machine
     yield fresh
     fresh.close()
 

@@ -2,6 +2,9 @@
 
 A chat whose last message begins with one of these words is answered by a script instead of the model:
     say: TEXT    TEXT, in pieces
+    often: N TEXT  a paragraph of TEXT, N times
+    slow: N TEXT   TEXT, and N seconds before its end
+    cite: TEXT   TEXT, with a source numbered 1
     lost: TEXT   TEXT, and then the connection breaks
     busy: N      429 with Retry-After N
 Everything else is the server itself, with the routes of tests/server/faulty.py.
@@ -20,7 +23,12 @@ from kvarn.server.process import serve as serving
 from kvarn.server.state import ServerState
 from tests.server.faulty import FaultRoutes
 
-PIECE = 11  # characters of one event
+PIECE = 11  # characters of one event, ...
+MAX_PIECES = 30_000  # ... more of a text that would have more events than these
+CITATION = {
+    **{"number": 1, "id": "mill.md#0", "document": "mill.md", "source": "mill.md", "lines": {"first": 3, "last": 4}},
+    "text": "The millstone of Vrigstad weighs 812 kilograms.\nIt was cut in 1904 and dressed every winter since.",
+}
 EVENT_STREAM = [(b"content-type", b"text/event-stream"), (b"x-request-id", b"scripted")]
 
 
@@ -38,6 +46,14 @@ class ScriptedChats:
         word, _, text = json.loads(body)["messages"][-1]["content"].partition(": ")
         if word in ("say", "lost"):
             await _say(send, text, breaks=word == "lost")
+        elif word == "often":
+            number, _, part = text.partition(" ")
+            await _say(send, f"{part}\n\n" * int(number), breaks=False)
+        elif word == "slow":
+            seconds, _, part = text.partition(" ")
+            await _say(send, part, breaks=False, pause_s=float(seconds))
+        elif word == "cite":
+            await _say(send, text, breaks=False, retrieval={"citations": [CITATION], "left_out": [], "refused": False})
         elif word == "busy":
             await _refuse(send, text)
         else:
@@ -61,14 +77,20 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-async def _say(send: Send, text: str, *, breaks: bool) -> None:
+async def _say(
+    send: Send, text: str, *, breaks: bool, pause_s: float = 0.0, retrieval: dict[str, Any] | None = None
+) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
-    for start in range(0, len(text), PIECE):
-        delta = {"content": text[start : start + PIECE]}
+    if retrieval is not None:
+        await _event(send, {"choices": [], "retrieval": retrieval})
+    piece = max(PIECE, len(text) // MAX_PIECES)
+    for start in range(0, len(text), piece):
+        delta = {"content": text[start : start + piece]}
         await _event(send, {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
     if breaks:
-        await asyncio.sleep(0.2)  # what was sent arrives before the end
+        await asyncio.sleep(1.0)  # what was sent is read before the end: a browser drops what it has not read by then
         raise ConnectionResetError("the script breaks the connection here")
+    await asyncio.sleep(pause_s)
     await _event(send, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
     await _event(send, {"choices": [], "usage": usage})

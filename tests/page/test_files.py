@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kvarn.diffusion import CACHES, CANVASES, POLICIES
+from kvarn.retrieval.ingest import files
+from kvarn.server.api.diffusion_schema import DiffusionBody, SparseBody
 from kvarn.server.api.openai.chat_schema import ChatBody
 from kvarn.server.page import assets
 
@@ -76,7 +79,33 @@ def test_no_file_of_ours_writes_markup_past_the_sanitizer_or_names_another_host(
     assert not {name: found.group() for name, text in texts.items() if (found := forbidden.search(text))}
 
 
+def names_on_the_page() -> set[str]:
+    return set(re.findall(r'\["([\w.]+)", "', (STATIC / "fields.js").read_text(encoding="utf-8")))
+
+
 def test_every_sampling_field_of_a_chat_is_on_the_page() -> None:
-    text = (STATIC / "fields.js").read_text(encoding="utf-8")
-    shown = set(re.findall(r'^\s+\["(\w+)", "', text, re.MULTILINE))
+    shown = {name for name in names_on_the_page() if "." not in name}
     assert shown | ELSEWHERE | set(UNUSED) == set(ChatBody.model_fields)
+
+
+def test_every_field_of_denoising_is_on_the_page() -> None:
+    shown = {name.removeprefix("diffusion.") for name in names_on_the_page() if name.startswith("diffusion.")}
+    sparse = {f"sparse.{name}" for name in SparseBody.model_fields}
+    assert shown == (set(DiffusionBody.model_fields) - {"sparse", "events"}) | sparse
+    text = (STATIC / "fields.js").read_text(encoding="utf-8").replace('" +\n  "', "")
+    assert f'"{"|".join(POLICIES)}"' in text
+    assert f'"{"|".join(CACHES)}"' in text
+    assert f'"choice:{"|".join(CANVASES)}"' in text
+
+
+def test_the_page_knows_the_files_that_the_server_reads() -> None:
+    text = (STATIC / "filekinds.js").read_text(encoding="utf-8").replace('" +\n    "', "")
+    for kind, suffixes in files.KINDS.items():
+        assert re.search(rf'^  {kind}:\s+"{re.escape(suffixes)}",$', text, re.MULTILINE), kind
+    for kind in ("code", "text"):
+        named = " ".join(name for name, of in files.NAMES.items() if of == kind)
+        assert f'  {kind}: "{named}",' in text
+    (folders,) = re.findall(r'SKIPPED_FOLDERS = new Set\("([^"]+)"', text)
+    assert set(folders.split()) == files.SKIPPED_FOLDERS
+    (generated,) = re.findall(r"GENERATED = (\[.+\]);", text)
+    assert tuple(json.loads(generated)) == files.GENERATED
