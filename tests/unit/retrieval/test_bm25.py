@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvarn.retrieval.collection import Collection
 from kvarn.retrieval.filters import parse_filter
 from kvarn.retrieval.search.search import highlights
 from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
 from kvarn.retrieval.text_analysis import terms
 from tests.conftest import Size
-from tests.unit.retrieval.words import entry
+from tests.unit.retrieval.words import WordEmbedder, entry
 
 ONE = np.ones(1, np.float32)
 # Lengths that one byte can stand for, as Lucene has them: exact to 40, then four bits of mantissa.
@@ -46,6 +47,21 @@ def test_hits_overlap_with_bm25s(tmp_path: Path, size: Size) -> None:
         overlaps.append(len(mine & {int(number) for number in best[0]}) / 10)
     assert np.mean(overlaps) >= 0.95
     index.close()
+
+
+def test_another_process_finds_what_a_rebuilt_index_holds(tmp_path: Path) -> None:
+    documents = [{"text": f"mill number {n}", "id": f"d{n}"} for n in range(30)]
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        collection.add(documents)
+        with Collection.open("c", folder=tmp_path, model=WordEmbedder()) as reader:
+            assert len(reader.search("mill", 100, "sparse")) == 30
+            collection.add([{"text": f"stone number {n}", "id": f"d{n}"} for n in range(10)])  # rebuilds, at its end
+            assert len(reader.search("stone", 100, "sparse")) == 10
+            collection.delete(["d3"])
+            assert len(reader.search("stone", 100, "sparse")) == 9
+            collection.optimise()
+            collection.add("stone and mill")
+            assert len(reader.search("stone", 100, "sparse")) == 10
 
 
 def test_after_removals_and_optimise_scores_equal_a_fresh_build(tmp_path: Path) -> None:
@@ -100,6 +116,9 @@ def test_words_are_normalised(text: str, expected: list[str]) -> None:
 def test_highlights_mark_the_words_of_the_query() -> None:
     text = "The miller mills. A mill!"
     assert [text[a:b] for a, b in highlights(text, "mill")] == ["mills", "mill"]
+    assert [text[a:b] for a, b in highlights(text, "what is a mill")] == ["mills", "mill"]  # "a" says nothing
+    swedish = "Kvarnarna malde vid kvarnen."
+    assert [swedish[a:b] for a, b in highlights(swedish, "kvarn", "swedish")] == ["Kvarnarna", "kvarnen"]
 
 
 class _Plain:

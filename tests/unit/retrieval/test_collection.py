@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from kvarn.errors import CollectionNotFound, InvalidParameter, RetrievalError, S
 from kvarn.retrieval.collection import Collection
 from kvarn.retrieval.ingest.chunking import Chunking
 from kvarn.retrieval.storage import paths
+from kvarn.retrieval.storage.document_rows import PLACE_COLUMNS
+from kvarn.retrieval.storage.document_store import FILE, DocumentStore
 from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
 from kvarn.retrieval.types import Document, Tuning
 from tests.unit.retrieval.words import WordEmbedder
@@ -185,6 +189,39 @@ def test_an_unknown_collection_is_told_with_the_known_ones(tmp_path: Path) -> No
 def test_two_processes_cannot_change_one_collection(tmp_path: Path) -> None:
     with _filled(tmp_path), pytest.raises(StorageError, match="another process"):
         Collection("c", folder=tmp_path, model=WordEmbedder())
+
+
+def test_a_store_from_before_there_were_lines_is_read_and_goes_on(tmp_path: Path) -> None:
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        collection.add([Document("a mill", id="old")])
+        folder = collection.folder
+    assert folder is not None
+    with closing(sqlite3.connect(folder / FILE)) as store:
+        for name in PLACE_COLUMNS:
+            store.execute(f"ALTER TABLE chunks DROP COLUMN {name}")
+        store.commit()
+    with Collection.open("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        assert collection.search("mill", 1)[0].lines is None
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        collection.add([Document("a star", id="new")])
+        assert {hit.document: hit.lines for hit in collection.search("mill star", 2)} == {"old": None, "new": (1, 1)}
+
+
+def test_files_that_a_killed_process_left_in_the_way_of_the_words_are_no_obstacle(tmp_path: Path) -> None:
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        collection.add([Document("a mill grinds", id="mill"), Document("stars shine", id="star")])
+        folder = collection.folder
+    assert folder is not None
+    (index,) = folder.glob("sparse-*")
+    for segment in index.glob("*.store"):  # removals of the next change would get one of these names
+        for number in range(100):
+            segment.with_suffix(f".{number}.del").touch()
+    store = DocumentStore(folder, is_writable=True)
+    store.remove(["mill"])
+    store.close()
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        assert [hit.document for hit in collection.search("mill stars", 5, "sparse")] == ["star"]
+        collection._index.check()  # type: ignore[attr-defined]
 
 
 def test_a_reader_sees_what_the_writer_does(tmp_path: Path) -> None:

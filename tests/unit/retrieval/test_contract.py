@@ -68,6 +68,25 @@ def test_a_store_is_the_same_after_reopening(opener: Opener) -> None:
         collection.search("item7")
 
 
+def test_hits_know_their_lines_and_pages(opener: Opener) -> None:
+    documents = [
+        Document("one\n\ntwo words\nthree", id="text", metadata={"n": 1}),
+        Document("first\n\n\fsecond", id="pdf", kind="pdf"),
+        Document("# Head\n\nbody", id="word", kind="docx"),
+    ]
+    with Collection("c", model=WordEmbedder(), index=opener()) as collection:
+        collection.add(documents)
+        hits = {hit.document: hit for hit in collection.search("one first body", 10)}
+        assert {id_: (hit.lines, hit.page) for id_, hit in hits.items()} == {
+            "text": ((1, 4), None),
+            "pdf": (None, 1),
+            "word": (None, None),
+        }
+        assert hits["text"].metadata == {"n": 1}
+        assert hits["text"].place == "text:1-4"
+        assert {one["id"]: one["metadata"] for one in collection.documents()}["text"] == {"n": 1}
+
+
 def test_filters_mean_the_same(opener: Opener) -> None:
     index = opener()
     index.put([entry(number, np.ones(2, np.float32), **row) for number, row in enumerate(ROWS)])

@@ -12,7 +12,7 @@ import pytest
 from kvarn.errors import ConfigError, DocumentError, InvalidParameter
 from kvarn.retrieval.ingest.chunking import Chunking, split
 from kvarn.retrieval.ingest.files import MAX_FILE_BYTES, list_files, read_bytes, read_file
-from kvarn.retrieval.ingest.html import html_to_text
+from kvarn.retrieval.ingest.readers.html import html_to_text
 from kvarn.retrieval.types import Document, Kind
 from kvarn.tokenizer import text_units
 from tests.unit.retrieval.pdfs import make_pdf
@@ -67,6 +67,17 @@ def test_markdown_is_split_at_headings_and_keeps_them() -> None:
 def test_code_is_split_at_definitions() -> None:
     chunks = split(Document(CODE, kind="code"), Chunking(50, 0), _count)
     assert [chunk.text.split("\n")[0] for chunk in chunks] == ["import os", "def first():", "@cached"]
+
+
+def test_a_heading_without_a_text_is_no_chunk_of_its_own() -> None:
+    text = "# Mills\n\n## Water\n\n### Wheels\n\nThey turn.\n\n## Wind\n\nIt blows.\n\n## Empty\n"
+    chunks = split(Document(text, kind="markdown"), Chunking(), lambda part: len(part.split()))
+    assert [(chunk.text.split()[-1], chunk.heading) for chunk in chunks] == [
+        ("turn.", "Mills > Water > Wheels"),
+        ("blows.", "Mills > Wind"),
+        ("Empty", "Mills > Empty"),
+    ]
+    assert chunks[0].text.startswith("# Mills")
 
 
 def test_a_word_longer_than_a_chunk_is_split() -> None:
