@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kvarn
-from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.errors import InvalidParameter, ModelError, UnsupportedModel
 from kvarn.evaluation.divergence import token_divergence, token_losses
 from kvarn.evaluation.evaluate import evaluate_all
 from kvarn.evaluation.plot import BitScale, PlotPoint, bit_scale, plot_points, svg
@@ -206,6 +206,25 @@ def test_the_text_of_the_calibration_is_refused(text: Path, source: Path, tmp_pa
         kvarn.evaluate(tmp_path / "out.gguf", text=text, options=OPTIONS)
     other = write_text(tmp_path / "other.txt", seed=9)
     assert kvarn.evaluate(tmp_path / "out.gguf", text=other, options=OPTIONS).perplexity > 1
+
+
+def test_all_files_are_looked_at_before_one_runs(text: Path, source: Path, tmp_path: Path) -> None:
+    options = kvarn.ImatrixOptions(chunks=4, context=64)
+    kvarn.collect_imatrix(source, tmp_path / "imatrix.gguf", text=text, options=options)
+    known = tmp_path / "known.gguf"
+    kvarn.quantize(source, "Q4_0", known, options=kvarn.QuantizeOptions(imatrix=tmp_path / "imatrix.gguf"))
+    ran: list[str] = []
+
+    def show(done: int, total: int | None, label: str) -> None:
+        ran.append(label)
+
+    with pytest.raises(InvalidParameter, match=r"known\.gguf was calibrated with"):
+        evaluate_all([source, known], text=text, options=OPTIONS, progress=show)
+    with pytest.raises(InvalidParameter, match=r"known\.gguf was calibrated with"):
+        evaluate_all([source], against=known, text=text, options=OPTIONS, progress=show)
+    with pytest.raises(ModelError, match=r"nothing\.gguf"):
+        evaluate_all([source, tmp_path / "nothing.gguf"], text=text, options=OPTIONS, progress=show)
+    assert not ran
 
 
 def test_a_source_with_another_vocabulary_is_refused(source: Path, text: Path, tmp_path: Path) -> None:

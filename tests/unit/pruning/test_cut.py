@@ -97,6 +97,14 @@ def test_nothing_to_remove_is_a_copy_of_every_byte(tmp_path: Path, target: kvarn
     assert report.kl is None
 
 
+def test_a_file_that_is_small_enough_is_copied_and_nothing_is_measured(tmp_path: Path, text: Path) -> None:
+    source = write_float_model(tmp_path / "source.gguf", width=WIDTH, hidden=HIDDEN)
+    target = kvarn.PruneTarget(num_bytes=source.stat().st_size)
+    report = kvarn.prune(source, target, tmp_path / "copy.gguf", options=kvarn.PruneOptions(text=text))
+    assert (tmp_path / "copy.gguf").read_bytes() == source.read_bytes()
+    assert report.kl is None
+
+
 def cut_of(source: GGUFFile) -> Cut:
     """Layers 1 and 6, head 1 of them, 32 channels, every third from 6 on."""
     channels = tuple(range(6, HIDDEN, 3))[:32]

@@ -77,10 +77,23 @@ def test_a_budget_is_kept_and_the_split_is_the_best_measured(
     assert report.after.shape.hidden < HIDDEN
 
 
-def test_bytes_are_hit_from_below(source: Path, texts: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_file_of_a_size_has_no_room_for_another_step(source: Path, texts: tuple[Path, Path], tmp_path: Path) -> None:
     size = int(0.8 * source.stat().st_size)
     report = pruned(source, tmp_path / "small.gguf", texts[0], kvarn.PruneTarget(num_bytes=size))
-    assert 0.9 * size < report.after.num_bytes == (tmp_path / "small.gguf").stat().st_size <= size
+    shape = report.after.shape
+    assert report.after.num_bytes == (tmp_path / "small.gguf").stat().st_size <= size
+    assert (report.budget_bytes, report.channel_step) == (size, 32)
+    step = shape.layers * 3 * 32 * WIDTH * 4  # gate, up and down in float32
+    assert shape.hidden < HIDDEN
+    assert report.after.num_bytes + step > size
+
+
+def test_parts_and_bytes_together_hit_a_size_by_types(source: Path, texts: tuple[Path, Path], tmp_path: Path) -> None:
+    plain = pruned(source, tmp_path / "plain.gguf", texts[0], kvarn.PruneTarget(keep=0.9), then="Q8_0")
+    size = plain.after.num_bytes * 85 // 100
+    target = kvarn.SizeTarget(num_bytes=size)
+    pruned(source, tmp_path / "small.gguf", texts[0], kvarn.PruneTarget(keep=0.9), then=target)
+    assert 0.995 * size <= (tmp_path / "small.gguf").stat().st_size <= size
 
 
 def test_two_runs_give_the_same_bytes(source: Path, texts: tuple[Path, Path], tmp_path: Path) -> None:

@@ -55,6 +55,14 @@ def weights(rows: int = 6, columns: int = 1024) -> Float32:
     return x[:rows]
 
 
+def test_zeros_of_either_sign_are_those_of_llama_cpp() -> None:
+    """A scale of zero has the sign that ggml's arithmetic leads to, a minimum that of the first zero."""
+    x = np.full((1, 32), -0.0, np.float32)
+    x[0, 1::2] = 0.0
+    begins = {T.Q4_0: "0080", T.Q5_0: "0080", T.Q8_0: "0000", T.Q4_1: "00000080", T.Q5_1: "00000080"}
+    assert {type: encode(x, type)[: len(begin) // 2].hex() for type, begin in begins.items()} == begins
+
+
 @pytest.mark.parametrize("type", PLAIN, ids=lambda type: type.name)
 def test_plain_types_have_the_bytes_of_the_gguf_package(type: TensorType) -> None:
     x = weights()

@@ -62,7 +62,7 @@ def test_matrices_that_a_file_fuses_are_left_alone(tmp_path: Path) -> None:
     found = list(folds(source.spec, source.weights.tensors))
     assert not found, "scales of one part would be taken for those of the whole"
     words = read_text(write_text(tmp_path / "text.txt"))
-    with pytest.raises(ConfigError, match="use gptq"):
+    with pytest.raises(ConfigError, match="use another method"):
         FoldJob(path, source, words, 1, None, has_imatrix=False).run("awq", {})
 
 

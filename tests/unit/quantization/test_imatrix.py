@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +194,56 @@ def test_matrices_of_different_models_do_not_merge() -> None:
     )
     with pytest.raises(FormatError, match=r"a\.weight"):
         merged(one, other)
+
+
+Entries = dict[str, InputStatistics]
+LAST = f"blk.{LAYERS - 1}."
+
+
+def wider(entries: Entries) -> Entries:
+    name = "blk.0.attn_q.weight"
+    return entries | {name: InputStatistics(np.ones((1, 128), np.float32), np.ones(1, np.float32))}
+
+
+def without_the_last_layer(entries: Entries) -> Entries:
+    return {name: found for name, found in entries.items() if not name.startswith(LAST)}
+
+
+def with_another_layer(entries: Entries) -> Entries:
+    return entries | {f"blk.{LAYERS}.attn_q.weight": entries["blk.0.attn_q.weight"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (wider, r"blk\.0\.attn_q\.weight are \(1, 128\), this model's \(1, 64\)"),
+        (without_the_last_layer, rf"no statistics of {re.escape(LAST)}"),
+        (with_another_layer, rf"blk\.{LAYERS}\.attn_q\.weight, which this model does not have"),
+    ],
+)
+@pytest.mark.parametrize("how", ["merge", "resume"])
+def test_what_is_of_another_model_is_refused_before_the_text_is_run(
+    model: Path, tmp_path: Path, change: Callable[[Entries], Entries], message: str, how: str
+) -> None:
+    text, kept, steps = write_text(tmp_path / "text.txt"), tmp_path / "kept.gguf", []
+    found = collected(model, text, kept, chunks=4)
+    write_imatrix(kept, replace(found, entries=change(dict(found.entries))))
+    before = kept.read_bytes()
+    resumes = how == "resume"
+    output = kept if resumes else tmp_path / "new.gguf"
+    options = kvarn.ImatrixOptions(chunks=6, context=CONTEXT, resume=resumes, merge=[] if resumes else [kept])
+    with pytest.raises(FormatError, match=message):
+        kvarn.collect_imatrix(model, output, text=text, options=options, progress=lambda *step: steps.append(step))
+    assert steps == []
+    assert kept.read_bytes() == before
+    assert output.exists() == resumes
+
+
+def test_other_chunks_are_not_merged_and_no_text_is_run_for_them(model: Path, text: Path, tmp_path: Path) -> None:
+    collected(model, text, tmp_path / "short.gguf", context=32)
+    with pytest.raises(FormatError, match="merge matrices of one size"):
+        collected(model, text, tmp_path / "new.gguf", merge=[tmp_path / "short.gguf"])
+    assert not (tmp_path / "new.gguf").exists()
 
 
 def test_a_matrix_that_no_token_reached_weighs_evenly() -> None:

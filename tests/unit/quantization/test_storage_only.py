@@ -15,11 +15,11 @@ from kvarn.errors import ConfigError, FormatError
 from kvarn.formats.gguf.reader import GGUFFile
 from kvarn.formats.gguf.writer import write_gguf
 from kvarn.quantization.blocks import encode
-from kvarn.quantization.packed.types import PackedType
+from kvarn.quantization.storage_only.types import StorageOnlyType
 from tests.float_model import write_float_model, write_text
 
 Float32 = npt.NDArray[np.float32]
-KINDS = {type: gguf.GGMLQuantizationType[type.name] for type in PackedType}
+KINDS = {type: gguf.GGMLQuantizationType[type.name] for type in StorageOnlyType}
 
 
 def matrix(rows: int = 24, columns: int = 512) -> Float32:
@@ -27,16 +27,16 @@ def matrix(rows: int = 24, columns: int = 512) -> Float32:
     return (0.02 * rng.standard_normal((rows, columns)) * rng.exponential(1, (rows, columns))).astype(np.float32)
 
 
-def decoded(data: npt.NDArray[np.uint8], type: PackedType, rows: int) -> Float32:
+def decoded(data: npt.NDArray[np.uint8], type: StorageOnlyType, rows: int) -> Float32:
     return np.asarray(gguf.dequantize(data.reshape(rows, -1), KINDS[type]), np.float32)
 
 
-def encoded(values: Float32, type: PackedType, importance: Float32 | None = None) -> npt.NDArray[np.uint8]:
+def encoded(values: Float32, type: StorageOnlyType, importance: Float32 | None = None) -> npt.NDArray[np.uint8]:
     return encode(values, type, importance, _native.ThreadTeam(1))
 
 
-@pytest.mark.parametrize("type", PackedType)
-def test_values_come_back_and_importance_lowers_the_error_it_weighs(type: PackedType) -> None:
+@pytest.mark.parametrize("type", StorageOnlyType)
+def test_values_come_back_and_importance_lowers_the_error_it_weighs(type: StorageOnlyType) -> None:
     x = matrix()
     importance = (np.random.default_rng(6).exponential(1, x.shape[1]) ** 2 + 0.01).astype(np.float32)
     plain, weighted = (decoded(encoded(x, type, weights), type, len(x)) for weights in (None, importance))
@@ -48,11 +48,11 @@ def test_values_come_back_and_importance_lowers_the_error_it_weighs(type: Packed
 def test_mxfp4_is_what_the_gguf_package_writes() -> None:
     x = matrix()
     theirs = gguf.quantize(x, gguf.GGMLQuantizationType.MXFP4)
-    assert encoded(x, PackedType.MXFP4).tobytes() == theirs.tobytes()
+    assert encoded(x, StorageOnlyType.MXFP4).tobytes() == theirs.tobytes()
 
 
-@pytest.mark.parametrize("type", PackedType)
-def test_zeros_and_single_values_are_exact(type: PackedType) -> None:
+@pytest.mark.parametrize("type", StorageOnlyType)
+def test_zeros_and_single_values_are_exact(type: StorageOnlyType) -> None:
     x = np.zeros((2, 512), np.float32)
     x[1, 300] = -4.0
     assert np.abs(decoded(encoded(x, type), type, 2) - x).max() <= 4 / 127 + 1e-4  # the level nearest to 0 is 1
