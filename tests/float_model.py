@@ -47,9 +47,16 @@ WORDS = [
 
 
 def write_float_model(
-    path: Path, *, width: int = 256, hidden: int = 512, type: TensorType = TensorType.F16, seed: int = 3, **changes: Any
+    path: Path,
+    *,
+    width: int = 256,
+    hidden: int = 512,
+    type: TensorType = TensorType.F16,
+    seed: int = 3,
+    num_experts: int = 0,
+    **changes: Any,
 ) -> Path:
-    """Write the model; changes replace metadata."""
+    """Write the model; changes replace metadata. num_experts: of a mixture, all used, so that none is chosen."""
     heads = width // 32
     metadata = chat_metadata() | {
         "llama.embedding_length": width,
@@ -60,7 +67,9 @@ def write_float_model(
         "llama.rope.dimension_count": 32,
         "general.file_type": 1,
     }
-    write_gguf(path, metadata | changes, _tensors(width, hidden, type, seed))
+    if num_experts:
+        metadata |= {"llama.expert_count": num_experts, "llama.expert_used_count": num_experts}
+    write_gguf(path, metadata | changes, _tensors(width, hidden, type, seed, num_experts))
     return path
 
 
@@ -71,7 +80,7 @@ def write_text(path: Path, *, num_words: int = 1500, seed: int = 0) -> Path:
     return path
 
 
-def _tensors(width: int, hidden: int, type: TensorType, seed: int) -> dict[str, Stored]:
+def _tensors(width: int, hidden: int, type: TensorType, seed: int, num_experts: int) -> dict[str, Stored]:
     rng = np.random.default_rng(seed)
     vocab = len(chat_metadata()["tokenizer.ggml.tokens"])
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab, width), "output_norm.weight": (width,)}
@@ -86,9 +95,13 @@ def _tensors(width: int, hidden: int, type: TensorType, seed: int) -> dict[str, 
         "ffn_up": (hidden, width),
         "ffn_down": (width, hidden),
     }
+    if num_experts:
+        stacks = {f"{name}_exps": (num_experts, *block.pop(name)) for name in ("ffn_gate", "ffn_up", "ffn_down")}
+        block |= {"ffn_gate_inp": (num_experts, width)} | stacks
     for layer in range(LAYERS):
         shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in block.items()}
-    return {name: _stored(rng, shape, type) for name, shape in shapes.items()}
+    routers = TensorType.F32  # as llama.cpp wants them
+    return {name: _stored(rng, shape, routers if "ffn_gate_inp" in name else type) for name, shape in shapes.items()}
 
 
 def _stored(rng: np.random.Generator, shape: tuple[int, ...], type: TensorType) -> Stored:

@@ -13,16 +13,33 @@ from kvarn.evaluation.divergence import token_divergence
 from kvarn.evaluation.model import EvaluatedModel
 from kvarn.evaluation.text import RunningText, cut_chunks
 
+Float32 = npt.NDArray[np.float32]
+
 
 def agreement(llama_cpp: Any, model: Path, text: RunningText, num_tokens: int) -> dict[str, float]:
     """KL(ours || theirs) over the first chunk of a text, and how often both think the same token the most probable."""
-    with EvaluatedModel(model, EngineConfig(context=num_tokens, backend="native")) as loaded:
-        ids = cut_chunks(text, loaded.tokenizer, num_tokens, 1).ids[0]
-        ours = np.concatenate(list(loaded.logits(loaded.states(ids, 0))))
+    ids, ours = _our_logits(model, text, EngineConfig(context=num_tokens, backend="native"))
     theirs = _their_logits(llama_cpp, model, ids[:-1])
     assert ours.shape == theirs.shape
     found = token_divergence(ours, theirs)
     return {"kl_mean": float(found.kl.mean()), "kl_max": float(found.kl.max()), "top1": float(found.agrees.mean())}
+
+
+def from_exact(llama_cpp: Any, model: Path, text: RunningText, num_tokens: int) -> dict[str, float]:
+    """KL from the same weights without any rounding of what they read: of ours, and of theirs."""
+    exact = EngineConfig(context=num_tokens, backend="reference", kv_dtype="f32")
+    ids, expected = _our_logits(model, text, exact)
+    _, ours = _our_logits(model, text, EngineConfig(context=num_tokens, backend="native"))
+    theirs = _their_logits(llama_cpp, model, ids[:-1])
+    both = {"kl_ours_from_exact": ours, "kl_theirs_from_exact": theirs}
+    return {name: float(token_divergence(expected, logits).kl.mean()) for name, logits in both.items()}
+
+
+def _our_logits(model: Path, text: RunningText, config: EngineConfig) -> tuple[npt.NDArray[np.int32], Float32]:
+    with EvaluatedModel(model, config) as loaded:
+        assert config.context is not None
+        ids = cut_chunks(text, loaded.tokenizer, config.context, 1).ids[0]
+        return ids, np.concatenate(list(loaded.logits(loaded.states(ids, 0))))
 
 
 def _their_logits(llama_cpp: Any, model: Path, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:

@@ -112,6 +112,9 @@ def state_space_facts(c: dict[str, Any]) -> dict[str, Any]:
         facts |= {"ssm.inner_size": heads * each, "ssm.time_step_rank": heads}
         facts["ssm.group_count"] = c.get("n_groups") or c["mamba_n_groups"]
     kinds = c.get("layers_block_type") or c.get("layer_types") or ()
+    if c["model_type"] == "bamba":
+        indices, layers = c["attn_layer_indices"], range(c["num_hidden_layers"])
+        facts["attention.head_count_kv"] = [c["num_key_value_heads"] * (layer in indices) for layer in layers]
     if c["model_type"] in ("granitemoehybrid", "nemotron_h"):
         facts["attention.head_count_kv"] = [c["num_key_value_heads"] * (kind == "full_attention") for kind in kinds]
         facts["block_count"] = len(kinds)

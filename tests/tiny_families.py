@@ -47,6 +47,7 @@ LLAMA4 = {"num_local_experts": 5, "intermediate_size_mlp": 72, "attention_chunk_
 LATENT = {"q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
 WIDE_LATENT = {"q_lora_rank": None, "kv_lora_rank": 33, "qk_nope_head_dim": 8, "qk_rope_head_dim": 6, "v_head_dim": 20}
 LATENT_MOE = LATENT | {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+TRINITY = {"moe_intermediate_size": 24, "sliding_window": WINDOW, "num_shared_experts": 1}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 LFM2_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_dense_layers": 1}
 ERNIE_MOE = {"moe_intermediate_size": 24, "moe_num_shared_experts": 2, "moe_layer_start_index": 1}
@@ -59,6 +60,10 @@ GRANITE = HYBRID | {"mamba_n_heads": 4, "mamba_expand": 1, "attention_multiplier
 NEMOTRON = {"mamba_num_heads": 6, "mamba_head_dim": 10, "ssm_state_size": 12, "n_groups": 2, "chunk_size": 8} | {
     "time_step_min": 1e-9
 }
+LINEAR = PLAIN | {"rope_type": "linear", "factor": 3.0}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+GEMMA3_ROPE = {"full_attention": LINEAR | {"rope_theta": 1e6}, "sliding_attention": PLAIN | {"rope_theta": 5000.0}}
+SIX_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2}
 PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.6}
 # What each family adds, one entry for each of the three shapes.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -66,6 +71,60 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"attention_bias": True},
         {"mlp_bias": True, "rope_parameters": YARN},
         {"rope_parameters": PLAIN | {"rope_type": "dynamic", "factor": 4.0}, "tie_word_embeddings": True},
+    ),
+    "mistral": (
+        {"sliding_window": WINDOW},
+        {"sliding_window": None, "head_dim": 14, "rope_parameters": YARN},
+        SIX_HEADS | {"sliding_window": 3, "head_dim": 10, "rope_parameters": LINEAR},
+    ),
+    "mixtral": (
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5},
+        {"num_local_experts": 3, "num_experts_per_tok": 1, "head_dim": 18, "rope_parameters": YARN},
+        SIX_HEADS | {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 6, "tie_word_embeddings": True},
+    ),
+    "qwen2": (
+        {"rope_parameters": YARN, "tie_word_embeddings": True},
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+        {"rope_parameters": LINEAR, "num_attention_heads": 10, "num_key_value_heads": 2},
+    ),
+    "qwen3": (
+        {"head_dim": 10, "attention_bias": True, "rope_parameters": LINEAR},
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2, "head_dim": 36},
+        {"num_attention_heads": 6, "num_key_value_heads": 1, "rope_parameters": YARN},
+    ),
+    "qwen3_moe": (
+        {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+        {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": False}
+        | {"mlp_only_layers": [1], "attention_bias": True, "head_dim": 10},
+        SIX_HEADS
+        | {"num_experts": 7, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "norm_topk_prob": True}
+        | {"rope_parameters": YARN},
+    ),
+    "gemma2": (
+        {"sliding_window": WINDOW, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}
+        | {"query_pre_attn_scalar": 16},
+        {"sliding_window": 5, "head_dim": 20, "query_pre_attn_scalar": 33, "hidden_activation": "gelu"}
+        | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+        SIX_HEADS
+        | {"hidden_size": 48, "sliding_window": 3, "head_dim": 10, "query_pre_attn_scalar": 10}
+        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": None, "rope_parameters": LINEAR},
+    ),
+    "gemma3_text": (
+        {"sliding_window": WINDOW, "query_pre_attn_scalar": 16, "rope_parameters": GEMMA3_ROPE},
+        {"sliding_window": 5, "head_dim": 20, "query_pre_attn_scalar": 20, "final_logit_softcapping": 2.0}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "rope_parameters": GEMMA3_ROPE},
+        SIX_HEADS
+        | {"hidden_size": 48, "sliding_window": 3, "head_dim": 10, "query_pre_attn_scalar": 7}
+        | {"hidden_activation": "gelu"}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]}
+        | {"rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}},
+    ),
+    "phi3": (
+        {"sliding_window": WINDOW},
+        {"rope_parameters": LONGROPE | {"short_factor": [1.0 + 0.2 * i for i in range(12)], "long_factor": [2.0] * 12}}
+        | {"original_max_position_embeddings": 64},
+        {"sliding_window": 3, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.75}, "tie_word_embeddings": True}
+        | {"num_attention_heads": 10, "num_key_value_heads": 2, "hidden_size": 80},
     ),
     "smollm3": (
         {"no_rope_layer_interval": 4},
@@ -146,6 +205,60 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"rope_parameters": PLAIN | {"partial_rotary_factor": 1.0}},
     ),
     "gpt2": ({}, {"layer_norm_epsilon": 1e-3}, {"activation_function": "gelu"}),
+    "glm": ({}, {"attention_bias": False}, {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.25}}),
+    "hyperclovax": (
+        {"attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 1.7},
+        {"use_post_norm": False, "attention_bias": True, "mlp_bias": True},
+        {"residual_multiplier": 1.5, "tie_word_embeddings": True, "rope_parameters": YARN},
+    ),
+    "granitemoeshared": (
+        {"num_local_experts": 6, "attention_multiplier": 0.3, "embedding_multiplier": 3.0, "logits_scaling": 1.7}
+        | {"shared_intermediate_size": 40},
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "attention_multiplier": 0.2, "attention_bias": True},
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "attention_multiplier": 0.4, "residual_multiplier": 1.5}
+        | {"shared_intermediate_size": 56},
+    ),
+    "exaone_moe": (
+        TRINITY | {"num_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2},
+        TRINITY
+        | {"num_experts": 6, "num_experts_per_tok": 2, "layer_types": ["full_attention"] * 3}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "norm_topk_prob": False},
+        TRINITY
+        | {"num_experts": 9, "num_experts_per_tok": 4, "sliding_window": 3, "sliding_window_pattern": 2}
+        | {"num_shared_experts": 2, "first_k_dense_replace": 2},
+    ),
+    "hy_v3": (
+        {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "attention_bias": True}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
+        {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "router_scaling_factor": 0.7}
+        | {"rope_parameters": YARN},
+    ),
+    "afmoe": (
+        TRINITY | {"num_experts": 6, "num_experts_per_tok": 2, "mup_enabled": True},
+        TRINITY
+        | {"num_experts": 5, "num_experts_per_tok": 3, "num_dense_layers": 0, "global_attn_every_n_layers": 4}
+        | {"attention_bias": True, "route_scale": 1.7, "num_shared_experts": 2, "mup_enabled": True},
+        TRINITY
+        | {"num_experts": 4, "num_experts_per_tok": 1, "sliding_window": 3, "num_dense_layers": 2}
+        | {"layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"]},
+    ),
+    "lfm3": (
+        {"sliding_window": WINDOW, "layer_types": ["conv", "full_attention", "sliding_attention", "conv"]},
+        {"sliding_window": 5, "layer_types": ["sliding_attention", "conv", "full_attention"], "conv_L_cache": 4}
+        | {"use_sandwich_norm": False, "attention_bias": True}
+        | {"rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}},
+        {"sliding_window": 3, "use_attention_gate": False, "conv_L_cache": 2, "tie_word_embeddings": False},
+    ),
+    "gpt_bigcode": ({}, {"multi_query": False}, {"activation_function": "gelu", "n_inner": 72}),
+    "gpt_neo": (
+        {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
+        {"attention_types": [[["local"], 2], [["global"], 1]], "window_size": 5},
+        {"attention_types": [[["local", "global"], 2], [["local"], 1]], "window_size": 3, "intermediate_size": 72},
+    ),
+    "gptj": ({"rotary_dim": 8}, {"rotary_dim": 6, "n_inner": 72}, {"rotary_dim": 8, "activation_function": "gelu"}),
+    "bloom": ({}, {}, {"layer_norm_epsilon": 1e-3}),
+    "opt": ({"ffn_dim": 56}, {"enable_bias": False}, {"activation_function": "gelu", "ffn_dim": 88}),
     "glm4_moe": (
         MOE | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "use_qk_norm": True},
         MOE | {"n_routed_experts": 6, "num_experts_per_tok": 2, "attention_bias": True, "norm_topk_prob": False},
@@ -244,6 +357,16 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         | {"global_head_dim": 24, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
         | {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"], "attention_bias": True},
     ),
+    "gemma4_unified_text": (
+        {"sliding_window": WINDOW, "global_head_dim": 32, "num_kv_shared_layers": 1}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}
+        | {"final_logit_softcapping": 3.0},
+        {"sliding_window": 5, "global_head_dim": 40, "attention_k_eq_v": True, "num_global_key_value_heads": 3}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+        | {"rope_parameters": {"full_attention": PROPORTIONAL, "sliding_attention": PLAIN}},
+        {"sliding_window": 3, "global_head_dim": 24, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"], "attention_bias": True},
+    ),
     "deepseek_v2": (
         LATENT_MOE
         | WIDE_LATENT
@@ -319,7 +442,9 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         | {"position_embedding_type": "rope", "mamba_n_heads": 5, "mamba_conv_bias": False, "mamba_proj_bias": True},
     ),
     "bamba": (
-        HYBRID | {"mamba_n_heads": 8, "attn_layer_indices": [1]},
+        HYBRID
+        | {"mamba_n_heads": 8, "attn_layer_indices": [1]}
+        | {"rope_parameters": PLAIN | {"partial_rotary_factor": 1.0}},
         HYBRID | {"mamba_n_heads": 6, "attn_layer_indices": [2], "attention_bias": True, "mamba_n_groups": 3},
         HYBRID | {"mamba_n_heads": 5, "attn_layer_indices": [0, 3], "mlp_bias": True, "mamba_proj_bias": True},
     ),
@@ -403,6 +528,9 @@ NO_HEAD_DIM = {
     "stablelm",
     "phi",
 } | {*("phimoe", "qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl", "lfm2", "lfm2_moe", "granitemoe", "falcon")}
+NO_HEAD_DIM |= {"hyperclovax", "granitemoeshared", "exaone_moe", "qwen2", "phi3"}
+GPTS = ("gpt2", "gpt_bigcode", "gptj")
+NO_HEAD_DIM |= {*GPTS, "gpt_neo", "bloom", "opt"}
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")
 NO_HEAD_DIM |= {*LATENTS}
 STATE_SPACES = ("mamba", "falcon_mamba", "mamba2")
@@ -424,8 +552,14 @@ def family_config(family: str, shape: int) -> dict[str, Any]:
         "intermediate_size": 4 * width if family == "phi" else hidden,
         "num_hidden_layers": layers,
     }
-    if family == "gpt2":
+    if family in GPTS:
         sizes = {"n_embd": width, "n_head": heads, "n_layer": layers, "n_positions": 64}
+    if family == "bloom":
+        sizes = {"hidden_size": width, "n_head": heads, "n_layer": layers}
+    if family == "gpt_neo":
+        sizes = {"hidden_size": width, "num_heads": heads, "num_layers": layers}
+    if family == "opt":
+        sizes = {"hidden_size": width, "num_attention_heads": heads, "num_hidden_layers": layers}
     if family in STATE_SPACES:
         sizes = {"hidden_size": width, "num_hidden_layers": layers}
     if family == "nemotron_h":
@@ -467,8 +601,13 @@ def _beside_vision(family: str, text: dict[str, Any]) -> dict[str, Any]:
 def randomise(model: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     is_offset = model.config.model_type.startswith(("gemma", "qwen3_next", "qwen3_5"))
-    norm_mean = 0.0 if is_offset and model.config.model_type not in ("gemma4_text", "gemma3n_text") else 1.0
-    kept = {name for name, _ in model.named_buffers() if "bias" in name or "layer_scalar" in name}
+    norm_mean = (
+        0.0
+        if is_offset and model.config.model_type not in ("gemma4_text", "gemma4_unified_text", "gemma3n_text")
+        else 1.0
+    )
+    numbers = {name for name, values in model.named_buffers() if values.dtype != torch.bool}  # no masks
+    kept = {name for name in numbers if "bias" in name or "layer_scalar" in name}
     for name, values in [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in kept)]:
         drawn = rng.standard_normal(tuple(values.shape))
         if values.ndim > 1:

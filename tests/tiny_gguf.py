@@ -51,13 +51,17 @@ def gguf_metadata(c: dict[str, Any]) -> dict[str, Any]:
     if kind == "yarn":
         facts["rope.scaling.original_context_length"] = scaling["original_max_position_embeddings"]
     if kind == "longrope":
-        original = c["original_max_position_embeddings"]
-        share = c["max_position_embeddings"] / original
-        facts["rope.scaling.original_context_length"] = original
-        facts["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(share) / math.log(original))
+        facts["rope.scaling.original_context_length"] = c["original_max_position_embeddings"]
+        facts["rope.scaling.attn_factor"] = longrope_magnitude(c["max_position_embeddings"], c)
     if arch == "bert":
         facts |= {"attention.causal": False, "pooling_type": 2}
     return {"general.architecture": arch, "general.name": f"tiny {arch}"} | {f"{arch}.{k}": v for k, v in facts.items()}
+
+
+def longrope_magnitude(context: int, entries: dict[str, Any]) -> float:
+    """What the converter computes of the contexts of LongRoPE."""
+    original = entries["original_max_position_embeddings"]
+    return math.sqrt(1 + math.log(context / original) / math.log(original))
 
 
 def gguf_tensors(c: dict[str, Any], tensors: Tensors, type: TensorType) -> dict[str, Any]:

@@ -35,7 +35,14 @@ PYTHON = {
     "instructor": "instructor",
     "ollama": "ollama",
 }
-LARGE = {"aider": "aider", "dspy": "older", "guidellm": "guidellm", "litellm": "litellm", "llama_index": "older"}
+LARGE = {
+    "aider": "aider",
+    "dspy": "older",
+    "guidellm": "guidellm",
+    "litellm": "litellm",
+    "llama_index": "older",
+    "llama_index_ollama": "llama_index_ollama",
+}
 
 
 @pytest.mark.parametrize("client", PYTHON)

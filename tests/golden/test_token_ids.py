@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from pathlib import Path
 
@@ -12,6 +11,8 @@ from kvarn.formats.open import open_weights
 from kvarn.tokenizer import load_tokenizer
 from kvarn.tokenizer.incremental import IncrementalDecoder
 from tests.assets import llama_cpp_models
+from tests.golden.llama_cpp_ids import NAMES as WITHOUT_FILES
+from tests.golden.llama_cpp_ids import golden, llama_cpp_ids
 
 pytestmark = pytest.mark.model
 
@@ -19,7 +20,6 @@ VOCABULARIES = [
     *("qwen2", "llama-bpe", "llama-spm", "gpt-2", "bert-bge", "phi-3", "falcon", "deepseek-llm", "starcoder"),
     *("command-r", "deepseek-coder", "mpt", "refact", "qwen35", "gemma-4"),
 ]
-WITHOUT_FILES = ("gpt-neox", "aquila", "baichuan")  # of golden ids
 SEPARATOR = "\n__ggml_vocab_test__\n"
 
 
@@ -54,18 +54,23 @@ def test_golden_ids_give_back_their_text_at_once_and_token_by_token(name: str) -
 
 @pytest.mark.parametrize("name", WITHOUT_FILES)
 def test_vocabularies_without_golden_files_have_the_ids_of_llama_cpp(name: str) -> None:
-    """Made once with llama.cpp itself; two of the files do not say how to split text, and get its default."""
-    golden = json.loads(Path(__file__).with_name("llama_cpp_ids.json").read_text(encoding="utf-8"))
-    tokenizer = load_tokenizer(open_weights(vocabulary(name)))
-    found = {text: tokenizer.encode(text, add_special=False) for text in golden["texts"]}
+    """Two of the files do not say how to split text, and get llama.cpp's default."""
+    expected, tokenizer = golden(), load_tokenizer(open_weights(vocabulary(name)))
+    found = {text: tokenizer.encode(text, add_special=False) for text in expected["texts"]}
     wrong = {
         text: (ids, found[text])
-        for text, ids in zip(golden["texts"], golden["ids"][name], strict=True)
+        for text, ids in zip(expected["texts"], expected["ids"][name], strict=True)
         if found[text] != ids
     }
     assert not wrong
 
 
+@pytest.mark.parametrize("name", WITHOUT_FILES)
+def test_the_golden_ids_are_what_llama_cpp_makes(name: str) -> None:
+    pytest.importorskip("llama_cpp")
+    assert llama_cpp_ids(name, golden()["texts"]) == golden()["ids"][name]
+
+
 def test_every_vocabulary_has_golden_ids() -> None:
     names = {path.stem.removeprefix("ggml-vocab-") for path in llama_cpp_models().glob("ggml-vocab-*.gguf")}
-    assert names == {*VOCABULARIES, *WITHOUT_FILES, "nomic-bert-moe"}  # the last one in test_unigram_ids.py
+    assert names == {*VOCABULARIES, *WITHOUT_FILES}

@@ -37,7 +37,7 @@ NOT_VALUES = (
     *("vocab_size", "layer_types", "mlp_layer_types", "full_attn_idxs", "no_rope_layers", "is_causal"),
     *("activation_sparsity_pattern", "per_layer_config", "moe_layer_end_index", "ffn_hidden_size", "num_kv_heads"),
     *("quantization_config", "layers_block_type", "mtp_layers_block_type", "hybrid_override_pattern", "mamba_d_head"),
-    "moe_layers",
+    *("moe_layers", "attention_layers"),
 )
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
 LONG = LONG_ROPE | {"rope_type": "longrope"}
@@ -203,6 +203,7 @@ def test_what_a_config_leaves_out_has_the_value_that_transformers_gives_it(model
     num_heads = getattr(theirs, "num_attention_heads", 1)
     derived: dict[str, Any] = {"head_dim": theirs.hidden_size // num_heads}
     derived |= {"num_key_value_heads": num_heads, "v_head_dim": derived["head_dim"]}
+    derived |= {"attention_multiplier": derived["head_dim"] ** -0.5, "word_embed_proj_dim": theirs.hidden_size}
     derived |= {"time_step_rank": -(-theirs.hidden_size // 16), "mlp_multipliers": [1.0] * 2}
     derived |= {"ssm_multipliers": [1.0] * 5, "intermediate_size": getattr(theirs, "expand", 0) * theirs.hidden_size}
     for key, value in FAMILIES[model_type].items():

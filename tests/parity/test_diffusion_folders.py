@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from kvarn.backends.native.backend import NativeBackend
+from kvarn.backends.protocol import Backend
 from kvarn.backends.reference.backend import ReferenceBackend
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.open import open_weights
@@ -20,7 +22,9 @@ from kvarn.models.spec import Autoregressive, MaskedDiffusion
 from tests.diffusion_models import CONFIGS, LIKE, MASK_ID, diffusion_tensors, tiny_diffusion
 from tests.parity.test_diffusion_models import TorchModel
 from tests.running import all_logits, layout_of, scattered_table
+from tests.tiny_gguf import Tensors, stack_experts
 from tests.tiny_models import COMMON
+from tests.torch_backend import torch_cpu
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -82,6 +86,18 @@ REFUSED: dict[str, Any] = {
 }
 
 
+# Of LLaDA, LLaDA-MoE and SDAR: every head of LLaDA has keys of its own.
+ODD_SHAPES: dict[str, list[dict[str, Any]]] = {
+    "llada": [shape | {"num_key_value_heads": shape["num_attention_heads"], "head_dim": None} for shape in SHAPES],
+    "llada-moe": [
+        SHAPES[0] | {"num_experts": 5, "num_experts_per_tok": 2, "head_dim": 10},
+        SHAPES[1] | {"num_experts": 7, "num_experts_per_tok": 1, "moe_intermediate_size": 40},
+        SHAPES[2] | {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 10},
+    ],
+    "sdar": [shape | {"block_size": size} for shape, size in zip(SHAPES, (5, 7, 11), strict=True)],
+}
+
+
 def folder_of(kind: str, shape: dict[str, Any], folder: Path) -> tuple[Path, dict[str, Any]]:
     """Write one model; open-dcoder says by its tokenizer that it is one of diffusion."""
     model_type, key, length, _ = KINDS[kind]
@@ -98,12 +114,47 @@ def folder_of(kind: str, shape: dict[str, Any], folder: Path) -> tuple[Path, dic
 
 
 def reference_logits(path: Path, ids: list[int]) -> npt.NDArray[np.float32]:
+    return logits_of(ReferenceBackend(), path, ids)
+
+
+def logits_of(backend: Backend, path: Path, ids: list[int]) -> npt.NDArray[np.float32]:
     described = describe(open_weights(path))
-    backend = ReferenceBackend()
+    assert backend.unsupported(described.spec) == []
     backend.load(described.spec, described.weights)
-    layout = layout_of(described.spec, block_size=4)
+    layout = layout_of(described.spec, block_size=16)
     backend.reserve_kv(layout, 16 * layout.block_bytes)
-    return all_logits(backend, scattered_table(16, 9), ids, (len(ids),))
+    return all_logits(backend, scattered_table(16, 3), ids, (len(ids),))
+
+
+def transformers_logits(
+    config: dict[str, Any], tensors: dict[str, npt.NDArray[np.float32]], ids: list[int], block: int
+) -> npt.NDArray[np.float32]:
+    """What the class that a model was made from says where tokens see those of their own block and of earlier ones."""
+    like = LIKE.get(config["model_type"], config["model_type"])
+    plain = transformers.AutoConfig.for_model(like, **{k: v for k, v in config.items() if k != "model_type"})
+    plain._attn_implementation = "eager"
+    plain._experts_implementation = "eager"  # the fast one wants columns of whole vectors
+    model = transformers.AutoModelForCausalLM.from_config(plain).eval()
+    weights = {name: torch.tensor(values) for name, values in _fused_experts(stack_experts(tensors)).items()}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    block_of = torch.arange(len(ids)) // block
+    mask = torch.zeros(len(ids), len(ids)).masked_fill(block_of[None, :] > block_of[:, None], float("-inf"))
+    with torch.no_grad():
+        logits: npt.NDArray[np.float32] = model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0].numpy()
+    return logits
+
+
+def _fused_experts(tensors: Tensors) -> Tensors:
+    """Gate and up of experts as one, as the class has them."""
+    found = {name: values for name, values in tensors.items() if ".experts." not in name}
+    for name in [name for name in tensors if name.endswith("experts.gate_proj.weight")]:
+        stem = name.removesuffix("gate_proj.weight")
+        found[f"{stem}gate_up_proj"] = np.concatenate([tensors[name], tensors[f"{stem}up_proj.weight"]], axis=1)
+        found[f"{stem}down_proj"] = tensors[f"{stem}down_proj.weight"]
+    return found
 
 
 def token_ids(vocab_size: int) -> list[int]:
@@ -115,25 +166,34 @@ def token_ids(vocab_size: int) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_transformers_with_the_models_mask(kind: str, shape: int, tmp_path: Path) -> None:
     path, config = folder_of(kind, SHAPES[shape], tmp_path)
-    like = LIKE.get(config["model_type"], config["model_type"])
-    plain = transformers.AutoConfig.for_model(like, **{k: v for k, v in config.items() if k != "model_type"})
-    plain._attn_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(plain).eval()
-    weights = {name: torch.tensor(values) for name, values in load_file(path / "model.safetensors").items()}
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert not unexpected
-    assert set(missing) <= {"lm_head.weight"}
-    model.tie_weights()
     _, _, length, shift = KINDS[kind]
-    block = torch.arange(NUM_IDS) // (length or NUM_IDS)
-    hidden = torch.zeros(NUM_IDS, NUM_IDS).masked_fill(block[None, :] > block[:, None], float("-inf"))
     ids = token_ids(config["vocab_size"])
-    with torch.no_grad():
-        expected = model(torch.tensor([ids]), attention_mask=hidden[None, None]).logits[0].numpy()
+    expected = transformers_logits(config, load_file(path / "model.safetensors"), ids, length or NUM_IDS)
     assert np.std(expected) > 0.1
-    assert np.abs(reference_logits(path, ids) - expected).max() <= TOLERANCE
+    found = reference_logits(path, ids)
+    assert np.abs(found - expected).max() <= TOLERANCE
+    for backend in (NativeBackend(2), torch_cpu()):
+        assert np.abs(logits_of(backend, path, ids) - found).max() <= 2e-5 * max(1.0, float(np.abs(found).max()))
     generation = MaskedDiffusion(MASK_ID, shift, length or None)
     assert describe(open_weights(path)).spec.generation == generation
+
+
+@pytest.mark.parametrize("format", ["safetensors", "gguf"])
+@pytest.mark.parametrize("shape", range(len(SHAPES)))
+@pytest.mark.parametrize("arch", ODD_SHAPES)
+def test_models_with_names_of_their_own_have_them_too(
+    arch: str, shape: int, format: Literal["safetensors", "gguf"], tmp_path: Path
+) -> None:
+    changes = {key: value for key, value in ODD_SHAPES[arch][shape].items() if value is not None}
+    config = CONFIGS[arch] | changes
+    path, ids = tiny_diffusion(arch, tmp_path, format, **changes), token_ids(config["vocab_size"])
+    tensors = diffusion_tensors(arch, config)
+    expected = transformers_logits(config, tensors, ids, config.get("block_size", NUM_IDS))
+    assert np.std(expected) > 0.1
+    found = reference_logits(path, ids)
+    assert np.abs(found - expected).max() <= TOLERANCE
+    for backend in (NativeBackend(2), torch_cpu()):
+        assert np.abs(logits_of(backend, path, ids) - found).max() <= 2e-5 * max(1.0, float(np.abs(found).max()))
 
 
 @pytest.mark.parametrize("shape", range(len(LLADA2_SHAPES)))

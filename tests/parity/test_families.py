@@ -47,6 +47,8 @@ OF_EACH_KIND = (
     "ministral3",
     "hunyuan_v1_dense",
     "gpt2",
+    "bloom",
+    "opt",
     "gemma3n_text",
     "gemma4_text",
     "deepseek_v2",

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema_rs
 import pytest
 
 import kvarn
-from kvarn import LLM, DiffusionParams, EngineConfig, SamplingParams, Slot, SparseConfig
+from kvarn import LLM, AsyncLLM, DiffusionParams, EngineConfig, SamplingParams, Slot, SparseConfig
+from kvarn.diffusion import POLICIES, Policy
+from kvarn.engine.engine import Engine
+from kvarn.engine.submission import Submission
 from kvarn.fill import template_parts
-from tests.conftest import Size
+from kvarn.types import Completion
+from tests.conftest import Record, Size
 
 STORY = "{{name}} had a {{pet}} and was {{age}} years old. On {{day}} they {{did}}. The end."
 SLOTS = {
@@ -82,19 +89,89 @@ def test_a_preempted_template_is_filled_the_same() -> None:
         assert {layout.filled(llm.tokenizer, filled[index]).text for index in (0, 2, 4)} == {alone.text}
 
 
-@pytest.mark.parametrize("share", range(4))
-def test_every_json_schema_is_followed(llm: LLM, size: Size, share: int) -> None:
-    for seed in range(share, size(12, 200), 4):
+FORM = "Tom had a {{pet}} and was {{age}}. They {{did}} all day."
+FORM_SLOTS = {"pet": SLOTS["pet"], "age": SLOTS["age"], "did": Slot(max_tokens=6)}
+CACHES = ("none", "prefix", "dual", "sub_block", "sparse")  # those of a model that sees both ways
+
+
+def preempted(llm: LLM, submission: Submission) -> Completion:
+    """Complete a request that loses its blocks up to three times on the way, and at least once."""
+    taken_at: list[int] = []
+
+    def take_blocks(engine: Engine) -> None:
+        steps = engine.stats().steps
+        running = [one for one in engine.scheduler.requests() if one.state == "running"]
+        if running and len(taken_at) < 3 and steps >= (taken_at[-1] + 4 if taken_at else 0):
+            engine.scheduler.preempt(running[0])
+            taken_at.append(steps)
+
+    handle = llm.client.submit(submission)
+    with ThreadPoolExecutor(1) as waiting:
+        completed = waiting.submit(handle.result)
+        while not completed.done():
+            llm.client.call(take_blocks).result()
+            time.sleep(0.002)
+    assert taken_at
+    return completed.result()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_with_every_cache_fills_the_same_bytes(llm: LLM, policy: Policy, is_long: bool) -> None:
+    """Alone, among others and preempted; in the short form each policy with one of the caches."""
+    place = POLICIES.index(policy) % len(CACHES)
+    for cache in CACHES if is_long else CACHES[place : place + 1]:
+        params = SamplingParams(temperature=1.2, seed=7, diffusion=DiffusionParams(policy=policy, cache=cache))
+        ids, parts = llm.tokenizer.encode("Once upon a time. "), template_parts(FORM, FORM_SLOTS)
+        submission, layout = llm.submissions.of_fill(ids, parts, params, llm.context)
+        if (policy, cache) == ("joint_threshold", "sub_block"):  # it edits whole blocks
+            with pytest.raises(kvarn.InvalidParameter, match="joint_threshold"):
+                llm.client.complete([submission])
+            continue
+        alone = layout.filled(llm.tokenizer, llm.client.complete([submission])[0])
+        assert alone.values["pet"] in SLOTS["pet"].choices
+        assert re.fullmatch(SLOTS["age"].regex or "", alone.values["age"])
+        others = [llm.submissions.of_prompt(text, SamplingParams(max_tokens=9, seed=2)) for text in ("Tom", "One day")]
+        beside = llm.client.complete([others[0], submission, others[1], submission])
+        for completion in (beside[1], beside[3], preempted(llm, submission)):
+            assert completion.token_ids == alone.completion.token_ids, cache
+            assert layout.filled(llm.tokenizer, completion).text.encode() == alone.text.encode(), cache
+
+
+def test_every_json_schema_is_followed(llm: LLM, size: Size, record: Record) -> None:
+    num_schemas, num_tokens, begun = size(12, 200), 0, time.process_time()
+    for seed in range(num_schemas):
         made = random.Random(seed)
         schema = random_object(made, depth=2)
         warm = SamplingParams(temperature=made.choice([0.0, 0.7, 3.0]), seed=seed)
         filled = llm.fill(schema, prompt="Once upon a time. ", params=warm)
+        num_tokens += len(filled.completion.token_ids)
         assert jsonschema_rs.validator_for(schema).is_valid(json.loads(filled.text, parse_float=number)), filled.text
+    cpu_s = round(time.process_time() - begun, 2)
+    record("fill-schemas", {"schemas": num_schemas, "valid": num_schemas, "canvas_tokens": num_tokens, "cpu_s": cpu_s})
 
 
 def test_an_engine_in_a_process_of_its_own_fills_the_same(llm: LLM) -> None:
     with LLM("tiny-diffusion", config=EngineConfig(threads=1, own_process=True)) as other:
         assert other.fill(STORY, SLOTS).text == llm.fill(STORY, SLOTS).text
+
+
+def test_a_middle_fits_between_two_texts(llm: LLM) -> None:
+    before, after = "One day, a little ", " and they played in the park."
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=6)
+    middle = llm.infill(before, after, params)
+    assert middle.text
+    assert "  " not in before + middle.text + after
+    assert len(middle.token_ids) <= 8
+    filled = llm.fill(
+        "{{middle}}" + after, {"middle": Slot(8)}, prompt=before.rstrip(), params=params.replace(max_tokens=None)
+    )
+    assert filled.values["middle"] == middle.text.strip()
+
+    async def asked() -> str:
+        async with AsyncLLM("tiny-diffusion", threads=1) as other:
+            return (await other.infill(before, after, params)).text
+
+    assert asyncio.run(asked()) == middle.text
 
 
 def test_what_a_slot_cannot_hold_is_refused(llm: LLM) -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from kvarn import LLM
 from kvarn.formats.gguf.reader import GGUFFile
+from kvarn.quantization.moments import MAX_BYTES
 from tests.assets import qwen_coder, smollm2
+from tests.float_model import write_text
 from tests.float_source import float_source
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.model
 
 NUM_TOKENS = 32
 ALLOWANCE = 150_000_000  # Python, its libraries, scratch
+MOMENTS_OF = ("attn_q.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")  # one reader of each input
 
 
 @pytest.mark.parametrize("model", [smollm2, qwen_coder], ids=lambda model: model.__name__)
@@ -43,6 +46,25 @@ def test_tensors_are_streamed_through_a_quantisation(is_long: bool, record: Reco
     peak = _peak_bytes([sys.executable, "-m", "kvarn.cli.main", "quantize", str(source), *options])
     record("peak-memory-quantize", {"peak_bytes": peak, "largest_tensor_bytes": largest})
     assert peak <= 3 * largest + 2 * ALLOWANCE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["size", "gptq", "awq", "smoothquant"])
+def test_what_measures_holds_the_model_and_moments(method: str, record: Record, tmp_path: Path) -> None:
+    """The model in its own types, at most 1 GiB of second moments for gptq and awq, and tensors that are streamed."""
+    source = float_source("smollm2")
+    file = GGUFFile(source)
+    largest = max(info.num_bytes for info in file.tensors.values())
+    inputs = [info.shape for name, info in file.tensors.items() if name.endswith(MOMENTS_OF)]
+    moments = min(MAX_BYTES, sum(4 * columns**2 for _, columns in inputs)) if method in ("gptq", "awq") else 0
+    file.close()
+    text = write_text(tmp_path / "text.txt", num_words=4000)
+    target = ["--bpw", "5.5"] if method == "size" else ["Q4_K_M", "--method", method]
+    options = [*target, "--text", str(text), "-o", str(tmp_path / "out.gguf")]
+    peak = _peak_bytes([sys.executable, "-m", "kvarn.cli.main", "quantize", str(source), *options])
+    figures = {"peak_bytes": peak, "source_bytes": source.stat().st_size, "largest_tensor_bytes": largest}
+    record(f"peak-memory-quantize-{method}", figures | {"moments_bytes": moments})
+    assert peak <= 1.3 * source.stat().st_size + moments + 3 * largest + 2 * ALLOWANCE
 
 
 # A child starts with its parent's peak, so the parent must be small: a bare interpreter.

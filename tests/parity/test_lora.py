@@ -51,7 +51,9 @@ def logits(base: Path, adapter: Path, backend: NativeBackend | ReferenceBackend)
     assert uses[0].digest == bytes.fromhex(pool.loras[0].digest)
     batch = replace(batch_of([(IDS, 0)] * 3, TABLES), adapters=((), uses, ()))
     found = backend.logits(backend.forward(batch)).reshape(3, len(IDS), -1)
-    assert np.array_equal(found[0], found[2])
+    # Sums of the reference are NumPy's, which on some processors depend on a row's place among others.
+    bound = 0.0 if isinstance(backend, NativeBackend) else TOLERANCE
+    assert np.abs(found[0] - found[2]).max() <= bound
     return found[1], found[0]
 
 

@@ -49,6 +49,29 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "minicpm3": {"pretraining_tp": 1},
     "smollm3": {"max_window_layers": 28, "pretraining_tp": 2, "mlp_bias": False},
 }
+_SUMMARY = {"summary_activation": None, "summary_proj_to_logits": True, "summary_type": "cls_index"}
+PUBLISHED |= {
+    "gpt2": _SUMMARY | {"n_ctx": 1024, "embd_pdrop": 0.1},
+    "gpt_neo": _SUMMARY | {"gradient_checkpointing": False, "resid_dropout": 0, "embed_dropout": 0},
+    "gptj": _SUMMARY | {"rotary": True, "scale_attn_weights": True, "gradient_checkpointing": False},
+    "gpt_bigcode": _SUMMARY
+    | {"attention_softmax_in_fp32": True, "scale_attention_softmax_in_fp32": True, "pre_allocate_kv_cache": False}
+    | {"inference_runner": 0, "validate_runner_input": True, "max_sequence_length": None},
+    "bloom": {"attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "masked_softmax_fusion": True}
+    | {
+        "offset_alibi": 100,
+        "skip_bias_add": True,
+        "skip_bias_add_qkv": False,
+        "slow_but_exact": False,
+        "n_inner": None,
+    },
+    "afmoe": {"route_norm": True, "score_func": "sigmoid", "n_group": 1, "topk_group": 1, "load_balance_coeff": 1e-3},
+    "exaone_moe": {"num_nextn_predict_layers": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    "hy_v3": {"route_norm": True, "qk_norm": True, "moe_router_use_sigmoid": True, "first_k_dense_replace": 1}
+    | {"moe_router_enable_expert_bias": True, "expert_hidden_dim": 24, "enable_lm_head_fp32": True}
+    | {"num_nextn_predict_layers": 1, "enable_attention_fp32_softmax": False},
+    "opt": {"_remove_final_layer_norm": False, "layerdrop": 0.0, "activation_dropout": 0.0, "init_std": 0.02},
+}
 REFUSED: list[tuple[str, str, Any]] = [
     ("llama4_text", "attention_chunk_size", None),
     ("phimoe", "num_experts_per_tok", 1),
@@ -61,10 +84,25 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("gpt_oss", "swiglu_limit", 5.0),
     ("granite", "norm_type", "rms"),
     ("gemma4_text", "use_bidirectional_attention", "all"),
+    ("gemma4_unified_text", "use_bidirectional_attention", "all"),
     ("gemma4_text", "per_layer_config", {"1": {"num_attention_heads": 2}}),
     ("deepseek_v2", "norm_topk_prob", True),
     ("deepseek_v2", "topk_method", "noaux_tc"),
     ("deepseek_v3", "moe_layer_freq", 2),
+    ("bloom", "apply_residual_connection_post_layernorm", True),
+    ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+    ("opt", "do_layer_norm_before", False),
+    ("opt", "layer_norm_elementwise_affine", False),
+    ("opt", "word_embed_proj_dim", 32),
+    ("gptj", "rotary", False),
+    ("lfm3", "layer_types", ["conv", "full_attention", "chunked_attention", "conv"]),
+    ("lfm3", "conv_bias", True),
+    ("hy_v3", "mlp_bias", True),
+    ("hy_v3", "route_norm", False),
+    ("hy_v3", "moe_router_use_sigmoid", False),
+    ("afmoe", "score_func", "softmax"),
+    ("afmoe", "n_group", 2),
+    ("exaone_moe", "scoring_func", "softmax"),
 ]
 
 
@@ -92,6 +130,21 @@ def test_the_old_spelling_of_a_partial_rotation_is_read(tmp_path: Path) -> None:
     assert describe(open_weights(folder)).spec == plain
 
 
+@pytest.mark.parametrize(
+    "types", [[[["local"], 3]], [[["local", "sparse"], 2]], [["local", 4]], "local", [[["local"], 9**9]]]
+)
+def test_kinds_of_layers_that_are_too_few_or_unknown_are_told(types: object, tmp_path: Path) -> None:
+    _, folder = family_folder("gpt_neo", 0, tmp_path)
+    with pytest.raises(FormatError, match="attention_types"):
+        describe(open_weights(_with(folder, {"attention_types": types})))
+
+
+def test_a_rotation_wider_than_a_head_is_told(tmp_path: Path) -> None:
+    _, folder = family_folder("gptj", 0, tmp_path)
+    with pytest.raises(FormatError, match="rotary_dim is 18; expected an even number up to 16"):
+        describe(open_weights(_with(folder, {"rotary_dim": 18})))
+
+
 def test_a_missing_or_misshapen_tensor_of_an_expert_is_told(tmp_path: Path) -> None:
     _, folder = family_folder("gpt_oss", 0, tmp_path)
     with pytest.raises(FormatError, match=r"attn_sinks|expected"):
@@ -110,7 +163,9 @@ def test_drafting_layers_are_left_out_of_both_formats(tmp_path: Path) -> None:
     tensors["model.layers.4.eh_proj.weight"] = np.zeros((64, 128), np.float32)
     tensors["model.layers.4.input_layernorm.weight"] = np.zeros(64, np.float32)
     save_file(tensors, folder / "model.safetensors")
-    assert describe(open_weights(folder)).spec == plain
+    described = describe(open_weights(folder))
+    assert described.spec.blocks == plain.blocks
+    assert described.draft is None  # most of its tensors are not there
     del tensors["model.layers.4.eh_proj.weight"]
     save_file(tensors, folder / "model.safetensors")
     described = describe(open_weights(family_gguf(folder)))
@@ -124,7 +179,7 @@ def _with(folder: Path, entries: dict[str, Any]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text", "llama4_text"])
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text", "gemma4_unified_text", "llama4_text"])
 def test_the_text_part_is_read_beside_towers_for_images_and_sounds(family: str, tmp_path: Path) -> None:
     _, folder = family_folder(family, 0, tmp_path)
     plain = describe(open_weights(folder))

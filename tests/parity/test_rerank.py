@@ -14,6 +14,7 @@ import pytest
 import kvarn
 from kvarn.reranking.rank import prepare, rerank
 from kvarn.retrieval.collection import Collection
+from kvarn.retrieval.embedder import ModelEmbedder
 from tests.assets import smollm2
 from tests.unit.retrieval.words import WordEmbedder
 
@@ -220,6 +221,8 @@ def test_vectors_are_made_behind_the_models_own_prompts(roberta: tuple[Path, Any
                 states = encoder(**tokenizer(f"{prompt}mill", return_tensors="pt", return_token_type_ids=False))[0][0]
             ours = llm.embed("mill", normalize=False, prompt_name=name)[0]
             assert np.abs(ours - states.mean(dim=0).numpy()).max() <= 1e-3  # the cache has half floats
+        for role in ("query", "document"):
+            assert np.array_equal(ModelEmbedder(llm).embed_as(["mill"], role), llm.embed(["mill"], prompt_name=role))
         with pytest.raises(kvarn.InvalidParameter, match="query, document"):
             llm.embed("mill", prompt_name="passage")
     with kvarn.LLM(folder, backend="reference") as llm, pytest.raises(kvarn.UnsupportedModel, match="scores pairs"):

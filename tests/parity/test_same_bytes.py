@@ -30,7 +30,7 @@ from kvarn.kv.cache import KVCache
 from kvarn.models.describe import describe
 from kvarn.request import Request
 from tests.assets import smollm2
-from tests.family_gguf import family_gguf
+from tests.family_gguf import WITHOUT_GGUF, family_gguf
 from tests.running import layout_of
 from tests.submitting import submit
 from tests.tiny_families import FAMILIES, family_folder
@@ -47,9 +47,9 @@ GREEDY = SamplingParams(temperature=0.0, logprobs=2, ignore_eos=True, max_tokens
 SAMPLED = GREEDY.replace(temperature=1.1, top_p=0.9, seed=7, repetition_penalty=1.2, min_p=0.01)
 # Of every kind of layer that the tiny models of tests/tiny_models.py have not.
 NEW_KINDS = (
-    *("qwen3_next", "qwen3_5_text", "lfm2", "gpt_oss", "ministral3", "cohere2", "granite", "glm4_moe"),
+    *("qwen3_next", "qwen3_5_text", "lfm2", "gpt_oss", "ministral3", "cohere2", "granite", "glm4_moe", "bloom"),
     *("gemma3n_text", "gemma4_text", "deepseek_v3", "llama4_text", "phimoe"),
-    *("mamba2", "mamba", "falcon_h1", "nemotron_h", "granitemoehybrid"),
+    *("mamba2", "mamba", "falcon_h1", "nemotron_h", "granitemoehybrid", "lfm3"),
 )
 KINDS = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
@@ -74,7 +74,9 @@ class TinyModel:
 
     def __init__(self, arch: str, folder: Path, make: Callable[[int], Backend] = NativeBackend) -> None:
         if arch in FAMILIES:
-            self.path = family_gguf(family_folder(arch, 0, folder)[1], TensorType.Q4_0)
+            self.path = family_folder(arch, 0, folder)[1]
+            if (arch, 0) not in WITHOUT_GGUF:
+                self.path = family_gguf(self.path, TensorType.Q4_0)
         else:
             self.path = tiny_model(arch, folder, "gguf", type=TensorType.Q4_0)
         self._make = make

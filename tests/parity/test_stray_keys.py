@@ -20,7 +20,7 @@ from tests.parity.test_families import TOLERANCE
 from tests.tiny_families import FAMILIES
 
 ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "rotary_dim")
-WITHOUT_DEFAULT = ("gpt2", "qwen2_vl", "qwen2_5_vl")  # no rope; classes that fail without mrope_section
+WITHOUT_DEFAULT = ("gpt2", "gptj", "qwen2_vl", "qwen2_5_vl")  # no rope; classes that fail without these keys
 WITH_ROPE = [family for family in FAMILIES if family not in WITHOUT_DEFAULT]
 WINDOWS: list[dict[str, Any]] = [
     {"layer_types": "sliding", "sliding_window": 5},

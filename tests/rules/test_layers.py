@@ -22,6 +22,8 @@ HOMES = {
     "uvicorn": "server/",
     "huggingface_hub": "hub/",
     "typer": "cli/",
+    "redis": "server/access/shared/",
+    "ray": "server/ray/",
 }
 
 

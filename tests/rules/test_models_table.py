@@ -10,8 +10,10 @@ import pytest
 
 from kvarn.cli.models.manage import list_models
 from kvarn.models.config.families import FAMILIES
-from kvarn.models.registry import ARCHITECTURES, MASKED, TRANSCRIPTION
-from tests import diffusion_models, tiny_models
+from kvarn.models.diffusion.architectures import MASKED, TRANSCRIPTION
+from kvarn.models.encoders.architectures import ENCODERS
+from kvarn.models.registry import ARCHITECTURES
+from tests import canvas_models, diffusion_models, tiny_models
 from tests.rules.tree import ROOT
 
 
@@ -34,11 +36,18 @@ def test_every_family_is_tested_against_what_the_table_says() -> None:
     compared = {config["model_type"] for config in tiny_models.CONFIGS.values()} | set(tiny_families.FAMILIES)
     compared |= {f"{family}_text" for family in tiny_families.VISION}
     compared |= set(pytest.importorskip("tests.tiny_encoders").FAMILIES)
+    compared |= {canvas_models.MODEL_TYPE}
+    transcribed = pytest.importorskip("tests.authors_encoders").MODELS
+    assert {one.gguf for one in ENCODERS if "transcription" in one.oracle} == {
+        ("jina-bert-v2", "jina-bert-v3"),
+        ("nomic-bert", "nomic-bert-moe"),
+    }
+    assert set(transcribed) == {"jina_bert", "nomic_moe"}
     for one in ARCHITECTURES:
         if one.oracle == TRANSCRIPTION:
             assert set(one.hf) & diffusion_models.ARCHITECTURES.keys(), one.title
         elif one.oracle == MASKED:
-            assert set(one.hf) <= set(diffusion_models.FOLDERS), one.title
+            assert set(one.hf) & diffusion_models.LIKE.keys(), one.title
         else:
             # gemma3 is gemma3_text, nested; kimi_k2 deepseek_v3 by another name
             assert set(one.hf) - {"gemma3", "kimi_k2"} <= compared, one.title

@@ -192,6 +192,17 @@ CALLS: Mapping[str, tuple[Call, frozenset[str]]] = {  # with the values that are
         lambda w, x: kvarn.collect_imatrix(w.model, w.folder / "i.gguf", text=w.text, options=x),
         frozenset(),
     ),
+    "collect_imatrix(output)": (
+        lambda w, x: kvarn.collect_imatrix(w.model, x, text=w.text, options=kvarn.ImatrixOptions(4, 16)),
+        frozenset({"text"}),
+    ),
+    "prune(source)": (lambda w, x: kvarn.prune(x, kvarn.PruneTarget(keep=1.0), w.folder / "out.gguf"), frozenset()),
+    "prune(target)": (lambda w, x: kvarn.prune(w.model, x, w.folder / "out.gguf"), frozenset()),
+    "prune(output)": (lambda w, x: kvarn.prune(w.model, kvarn.PruneTarget(keep=1.0), x), frozenset({"text"})),
+    "prune(options)": (
+        lambda w, x: kvarn.prune(w.model, kvarn.PruneTarget(keep=1.0), w.folder / "out.gguf", options=x),
+        frozenset(),
+    ),
     "register_sampler(name)": (lambda w, x: kvarn.register_sampler(x, print), TEXTS | {"surrogate"}),
     "register_sampler(function)": (lambda w, x: kvarn.register_sampler("x", x), frozenset({"function", "class"})),
     "JsonSchema": (lambda w, x: kvarn.JsonSchema(x), frozenset({"true"})),
@@ -216,6 +227,7 @@ async def first(llm: AsyncLLM, prompt: Any, params: Any) -> Any:
 VALUES = (
     *(SamplingParams, EngineConfig, kvarn.DiffusionParams, kvarn.SparseConfig, kvarn.Document, kvarn.Tuning, Chunking),
     *(kvarn.QuantizeOptions, kvarn.EvaluationOptions, kvarn.ImatrixOptions, kvarn.SizeTarget),
+    *(kvarn.PruneTarget, kvarn.PruneOptions),
 )
 FIELDS = [(made, name) for made in VALUES for name in inspect.signature(made).parameters]
 REMEDY = re.compile(r"; |give |choose |use |leave |set |not |no ")

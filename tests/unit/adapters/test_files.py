@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from kvarn.adapters.files import open_adapter
 from kvarn.adapters.weights import LoraWeights
@@ -177,6 +177,20 @@ def test_a_damaged_file_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
         (folder / "adapter_model.safetensors").write_bytes(whole[:end])
         with pytest.raises(FormatError):
             open_adapter(folder)
+
+
+def test_the_bases_own_embedding_beside_its_pair_is_left_out(tmp_path: Path) -> None:
+    """PEFT writes it whenever the embedding or the head is among the targets."""
+    folder = write_peft(tmp_path / "adapter", llama_pairs())
+    tensors, base = load_file(folder / "adapter_model.safetensors"), np.ones((64, 64), np.float32)
+    save_file(tensors | {f"base_model.model.{Q}.base_layer.weight": base}, folder / "adapter_model.safetensors")
+    assert [one.name for one in open_adapter(folder).pairs] == list(llama_pairs())
+    save_file(tensors | {"base_model.model.lm_head.base_layer.weight": base}, folder / "adapter_model.safetensors")
+    with pytest.raises(UnsupportedModel, match="lm_head"):
+        open_adapter(folder)
+    save_file(tensors | {f"base_model.model.{Q}.base_layer.weight": base[1:]}, folder / "adapter_model.safetensors")
+    with pytest.raises(FormatError, match="its pair changes one of"):
+        open_adapter(folder)
 
 
 def test_an_adapter_of_more_bytes_than_there_are_is_refused_before_it_is_read(tmp_path: Path) -> None:

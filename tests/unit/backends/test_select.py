@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,30 @@ def test_without_the_compiled_core_the_reference_runs_and_says_so(
 def test_a_backend_asked_for_by_name_needs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert select.make_backend(EngineConfig(backend="reference"), threads=1).name == "reference"
     assert not caplog.text
+
+
+def test_a_cpu_has_no_options_that_need_less_memory() -> None:
+    assert select.memory_remedies(EngineConfig()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "num_gpus", "expected"),
+    [
+        ({}, 1, ['set kv_dtype="fp8"', "set tensor_parallel=2 (one GPU is here)"]),
+        (
+            {"kv_dtype": "fp8", "gpu_weights": "bf16", "tensor_parallel": 2},
+            4,
+            ['set gpu_weights="packed"', "set tensor_parallel=4 (4 GPUs are here)"],
+        ),
+    ],
+)
+def test_a_gpu_has_options_that_need_less_memory(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], num_gpus: int, expected: list[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
+    monkeypatch.setattr(select, "is_gpu", lambda config: True)
+    assert select.memory_remedies(EngineConfig(backend="cuda", **options)) == expected
 
 
 def test_torch_that_is_not_installed_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

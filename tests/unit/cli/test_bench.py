@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from kvarn.bench.diffusion import DiffusionBench
+from kvarn.cli.terminal.options import EngineOptions, open_llm
 from tests.diffusing import write_talking_model
 from tests.unit.cli.conftest import Kvarn
 
@@ -21,6 +22,18 @@ def test_bench_engine_prints_a_table_and_then_json(kvarn: Kvarn, model: str) -> 
         assert run["step_ms"] >= run["backend_ms"] > 0
         assert 0 <= run["overhead_share"] < 1
         assert run["num_steps"] >= 4
+
+
+def test_bench_engine_makes_room_for_as_many_requests_as_it_measures(kvarn: Kvarn, endless: str) -> None:
+    done = kvarn("bench", "engine", "-m", endless, "-r", "66", "--steps", "2", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads(done.stdout.decode().splitlines()[-1])["runs"]
+    assert run["requests"] == 66
+
+
+def test_a_step_has_a_row_for_every_request_that_is_measured(model: str) -> None:
+    with open_llm(model, EngineOptions(), at_once=600) as llm:
+        assert (llm.config.max_running, llm.config.max_batch_tokens) == (600, 600)
 
 
 def test_bench_model_prints_a_table_and_then_json(kvarn: Kvarn, model: str) -> None:

@@ -11,13 +11,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvarn.citations.types import Citation, CitedPassage, Grounded, SentenceSupport
 from kvarn.cli.generate.chat import Interrupt
+from kvarn.cli.generate.chat_models import LoadedChat
+from kvarn.cli.generate.cited_sources import source_lines
 from kvarn.engine.client import EngineClient, EventStream
+from kvarn.errors import InvalidParameter
+from kvarn.llm import LLM
+from kvarn.structured.constraints import Regex
 from kvarn.types import FinishReason, SamplingParams
 from tests.chat_model import write_chat_model
 from tests.forked import COMMAND
@@ -226,3 +233,52 @@ def test_a_chat_ends_when_nobody_reads_its_answers(model: str, environment: dict
     assert done.returncode == 1
     assert b"Broken pipe" not in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+class _NothingFound:
+    """Grounds every conversation in no source."""
+
+    def ground(self, messages: Sequence[Mapping[str, Any]], count: Callable[[str], int], context: int) -> Grounded:
+        return Grounded(messages, (), constraint=Regex("Not here"))
+
+
+def test_a_chat_with_a_collection_that_knows_nothing_refuses(tmp_path: Path) -> None:
+    with LLM(write_chat_model(tmp_path / "chat.gguf")) as llm:
+        chat = LoadedChat(llm, None, _NothingFound())
+        with chat.stream([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=16)) as events:
+            told = list(events)
+    assert "".join(event.text for event in told) == "Not here"
+    assert told[-1].completion is not None
+    assert not list(source_lines(told[-1].completion))
+
+
+class _TwoSources(_NothingFound):
+    """Two sources, of which the second supports what the answer has to say."""
+
+    def ground(self, messages: Sequence[Mapping[str, Any]], count: Callable[[str], int], context: int) -> Grounded:
+        citations = tuple(
+            Citation(n, f"{n}", f"{n}.md", f"{n}.md", (0, 9), 1.0, lines=(n, n + 1), page=None) for n in (1, 2)
+        )
+        return Grounded(messages, citations, constraint=Regex(r"It is\. It may be\."), attributor=self)
+
+    def attribute(self, answer: str) -> tuple[SentenceSupport, ...]:
+        assert answer == "It is. It may be."
+        return SentenceSupport((0, 6), 0.9, (CitedPassage(2, (0, 9), 0.9),)), SentenceSupport((7, 17), 0.1)
+
+
+def test_cited_sources_and_unsupported_sentences_are_marked(tmp_path: Path) -> None:
+    """By the path of LLM.chat: the stream's last event has what the completion of a chat has."""
+    messages, params = [{"role": "user", "content": "hi"}], SamplingParams(max_tokens=32)
+    with LLM(write_chat_model(tmp_path / "chat.gguf")) as llm:
+        with LoadedChat(llm, None, _TwoSources()).stream(messages, params) as events:
+            completion = list(events)[-1].completion
+        answered = llm.chat(messages, params, retrieve=_TwoSources())
+        with pytest.raises(InvalidParameter, match="with retrieve, give messages"):
+            llm.stream("hi", params, retrieve=_TwoSources())
+    assert completion is not None
+    assert (completion.citations, completion.sentences) == (answered.citations, answered.sentences)
+    assert list(source_lines(completion)) == [
+        "[1] 1.md:1-2, not cited",
+        "[2] 2.md:2-3, cited",
+        "not in the sources: It may be.",
+    ]

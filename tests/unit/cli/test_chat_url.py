@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
+from kvarn.cli.generate.cited_sources import source_lines
 from kvarn.cli.generate.remote import RemoteModel
 from kvarn.errors import RequestError
-from kvarn.types import FinishReason, SamplingParams
+from kvarn.types import FinishReason, SamplingParams, TokenEvent
 from tests.unit.bench.canned import (
     HANG_UP,
     MODELS,
@@ -55,6 +56,38 @@ def test_the_first_model_is_taken_and_its_answer_comes_in_pieces() -> None:
         "temperature": 0.5,
         "seed": 4,
     }
+
+
+def test_a_collection_of_the_server_is_asked_for_and_its_sources_are_told() -> None:
+    cited = [{"number": 1, "source": "a.md", "lines": {"first": 3, "last": 9}}, {"number": 2, "source": "b", "page": 4}]
+    sources = event({"choices": [], "retrieval": {"citations": [*cited, 7]}})
+    with CannedServer(listing([stream_head(), sources, said("Good", "stop"), *ended(5, 1)])) as server:
+        model = RemoteModel(server.url)
+        model.collection = "docs"
+        told = list(model.stream(QUESTION, SamplingParams()))
+        assert [one.text for one in told] == ["Good", ""]
+        assert server.bodies()[0]["retrieval"] == {"collection": "docs"}
+    assert _lines(told) == ["[1] a.md:3-9", "[2] b, page 4"]
+
+
+def test_what_supports_an_answer_of_a_server_is_told() -> None:
+    span = {"start": 0, "end": 5}
+    sentences = [
+        {"span": span, "score": 0.9, "passages": [{"number": 2, "span": span, "score": 0.9}]},
+        {"span": {"start": 6, "end": 10}, "score": 0.1, "passages": []},
+        {"span": "x"},
+    ]
+    cited = [{"number": 1, "source": "a.md", "cited": False}, {"number": 2, "document": "b.md", "cited": True}]
+    last = event({"choices": [], "retrieval": {"citations": cited, "sentences": sentences}})
+    with CannedServer(listing([stream_head(), said("It is. No.", "stop"), last, *ended(5, 1)])) as server:
+        told = list(RemoteModel(server.url).stream(QUESTION, SamplingParams()))
+    assert _lines(told) == ["[1] a.md, not cited", "[2] b.md, cited", "not in the sources: No."]
+
+
+def _lines(events: list[TokenEvent]) -> list[str]:
+    completion = events[-1].completion
+    assert completion is not None
+    return list(source_lines(completion))
 
 
 def test_a_cancelled_answer_keeps_what_was_said() -> None:

@@ -52,6 +52,14 @@ def test_a_report_for_people(kvarn: Kvarn, source: Path, text: Path, tmp_path: P
     assert small.stat().st_size < source.stat().st_size
 
 
+def test_how_near_a_size_is_hit_is_told(kvarn: Kvarn, source: Path, text: Path, tmp_path: Path) -> None:
+    small, size = tmp_path / "small.gguf", source.stat().st_size * 9 // 10
+    done = kvarn("prune", str(source), "--bytes", str(size), "--text", str(text), "-o", str(small))
+    assert done.returncode == 0, done.stderr
+    told = f"{small.stat().st_size / size:.2%} of the {size:,} bytes allowed: channels go by 32"
+    assert told.encode() in done.stdout
+
+
 def test_a_report_for_machines_and_a_warning(kvarn: Kvarn, source: Path, text: Path, tmp_path: Path) -> None:
     arguments = ["--ffn", "0.33", "--by", "magnitude", "--text", str(text), "--json"]
     done = kvarn("prune", str(source), *arguments, "-o", str(tmp_path / "small.gguf"))
@@ -74,6 +82,7 @@ def test_a_report_for_machines_and_a_warning(kvarn: Kvarn, source: Path, text: P
         (["--keep", "1.5"], b"keep is 1.5"),
         (["--layers", "1", "--by", "magic"], b"influence"),
         (["--layers", "1", "--then", "Q9_X"], b"Q4_K_M"),
+        (["--layers", "1", "--text", "TEXT", "--then", "FP8_ROW"], b"has no FP8"),
         (["--layers", "1", "--then", "Q8_0", "--bytes", "9"], b"--then and --bytes given"),
         (["--heads", "0.3", "--text", "TEXT"], b"does not divide"),
         (["--bytes", "9", "--text", "TEXT"], b"give at least"),
@@ -86,24 +95,27 @@ def test_wrong_usage_is_one_sentence(
     assert message in refused(arguments)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+# Stopped while it measures, and while the weights that are still to be quantised lie beside the output.
+@pytest.mark.parametrize("more", [["--ffn", "0.5"], ["--layers", "4", "--then", "Q4_K_M"]], ids=["measures", "then"])
+@pytest.mark.parametrize("stop", [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_stopped_process_leaves_no_output(
-    text: Path, tmp_path: Path, environment: dict[str, str], number: signal.Signals, status: int
+    text: Path, tmp_path: Path, environment: dict[str, str], stop: tuple[signal.Signals, int], more: list[str]
 ) -> None:
-    large = write_float_model(tmp_path / "large.gguf", width=512, hidden=2048)
+    large = write_float_model(tmp_path / "large.gguf", width=512, hidden=1024)
     output = tmp_path / "out"
     output.mkdir()
-    command = [*COMMAND, "prune", str(large), "--ffn", "0.5", "--text", str(text), "-o", str(output / "out.gguf")]
+    command = [*COMMAND, "prune", str(large), *more, "--text", str(text), "-o", str(output / "out.gguf")]
+    begun = b"pruned.gguf" if "--then" in more else b"second moments"
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
     seen = b""
-    while b"second moments" not in seen:  # until it has begun to measure
+    while begun not in seen:
         line = process.stderr.readline()
         assert line, seen
         seen += line
     time.sleep(0.2)
-    process.send_signal(number)
-    assert process.wait(60) == status
+    process.send_signal(stop[0])
+    assert process.wait(60) == stop[1]
     assert not list(output.iterdir())
 
 

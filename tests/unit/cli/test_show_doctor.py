@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvarn.models.registry import supported_families
 from tests.chat_model import write_chat_model
 from tests.unit.cli.conftest import Kvarn
 from tests.unit.machine.tree import GIB, cpus, memory, v1, v2
@@ -17,6 +18,16 @@ def test_show_prints_metadata_spec_tensor_types_and_the_memory_plan(kvarn: Kvarn
     assert done.returncode == 0, done.stderr
     for part in ("general.name", "tiny chat", "blocks 0-1", "num_heads=2", "Q8_0", "15 tensors", "KV cache", "needed"):
         assert part in text
+
+
+def test_show_prints_the_row_of_the_table_of_families(kvarn: Kvarn, model: str) -> None:
+    text = kvarn("show", model).stdout.decode()
+    section = " ".join(text.partition("family\n")[2].partition("\nmetadata\n")[0].split())
+    title, gguf, hf, context, oracle = next(row for row in supported_families() if "llama" in row[1].split(", "))
+    assert section == (
+        f"family {title} GGUF general.architecture {gguf} folder model_type {hf} context by default {context} "
+        f"tested against {oracle}"
+    )
 
 
 def test_show_lets_no_escape_sequence_through(kvarn: Kvarn, tmp_path: Path) -> None:

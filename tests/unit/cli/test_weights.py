@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvarn.cli.weights.evaluate import RunOptions, evaluate
 from tests.float_model import write_float_model, write_text
 from tests.forked import COMMAND
 from tests.recurrent_model import write_state_space_model
@@ -58,7 +60,11 @@ def test_matrices_without_statistics_are_told(kvarn: Kvarn, texts: tuple[Path, P
     common = ("--chunks", "4", "--context", "32", "-o", str(matrix))
     done = kvarn("imatrix", str(source), "--text", str(texts[0]), *common)
     assert done.returncode == 0, done.stderr
-    assert b"matrices have no statistics, their columns weigh evenly: blk.0.ssm_in.weight, " in done.stdout
+    evenly = b"8 matrices have no statistics in the imatrix, all columns weigh the same: blk.0.ssm_in.weight, "
+    assert evenly in done.stdout
+    done = kvarn("quantize", str(source), "Q4_0", "--imatrix", str(matrix), "-o", str(tmp_path / "small.gguf"))
+    assert done.returncode == 0, done.stderr
+    assert evenly in done.stdout
 
 
 def test_a_file_of_a_size_is_made_by_measurement(
@@ -111,6 +117,34 @@ def test_plot_and_tensors_need_a_source(kvarn: Kvarn, source: Path, texts: tuple
     done = kvarn("evaluate", str(source), "--text", str(texts[0]), "--tensors")
     assert done.returncode == 2
     assert b"--against" in done.stderr
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(
+    kvarn: Kvarn, source: Path, texts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "model.gguf").write_text("mine")
+    for name, message in (("model.gguf", b".svg"), ("no/curve.svg", b"does not exist")):
+        arguments = ("--text", str(texts[0]), "--against", str(source), "--plot", str(tmp_path / name))
+        done = kvarn("evaluate", str(source), *arguments)
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert not done.stdout
+    assert (tmp_path / "model.gguf").read_text() == "mine"
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_older_one(
+    source: Path, texts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    plot = tmp_path / "curve.svg"
+    plot.write_text("older")
+    monkeypatch.setattr("os.replace", full)
+    run = RunOptions(chunks=2, context=64)
+    with pytest.raises(OSError, match="No space"):
+        evaluate(models=[str(source)], text=[texts[0]], run=run, against=str(source), plot=plot)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["older"]
 
 
 def test_rounding_a_second_time_is_confirmed_and_says_what_is_lost(kvarn: Kvarn, source: Path, tmp_path: Path) -> None:

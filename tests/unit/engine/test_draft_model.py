@@ -12,9 +12,11 @@ from kvarn import LLM, ConfigError, DoesNotFit, EngineConfig, SamplingParams
 from kvarn.decoding.speculation.acceptance import AcceptanceRates
 from kvarn.decoding.speculation.draft_length import Always, ByCost
 from kvarn.decoding.speculation.model_drafts import FIRST_PAUSE, MAX_DEPTH, ModelDrafts
-from kvarn.engine.drafting import load_draft
+from kvarn.engine.drafting import draft_cache, load_draft
 from kvarn.engine.drafting.draft_model import CachedDraftModel
 from kvarn.engine.load import LoadedModel, load_model
+from kvarn.formats.open import open_weights
+from kvarn.models.describe import Description, describe
 from kvarn.request import Request
 from kvarn.server.models.catalog import MemoryRoom, plan_load, with_process_choice
 from tests.chat_model import chat_metadata, write_chat_model, write_pruned_model
@@ -35,6 +37,14 @@ def config(draft: Path | None, **options: Any) -> EngineConfig:
     chosen: dict[str, Any] = {} if draft is None else {"speculation": "draft", "draft_model": str(draft)}
     unpaced = {"max_stretch": 1e3, "prefill_ms": 1e6}
     return EngineConfig(threads=1, context=512, kv_bytes=8 << 20, **unpaced, **chosen, **options)
+
+
+def described(path: Path) -> Description:
+    source = open_weights(path)
+    try:
+        return describe(source)
+    finally:
+        source.close()
 
 
 def loaded(paths: tuple[Path, Path]) -> tuple[LoadedModel, CachedDraftModel]:
@@ -72,11 +82,11 @@ def test_another_vocabulary_is_refused_with_the_difference(paths: tuple[Path, Pa
         load_model(paths[0], config(other))
 
 
-def test_a_draft_model_whose_cache_cannot_be_rolled_back_is_refused(tmp_path: Path) -> None:
+def test_a_draft_model_whose_cache_cannot_be_rolled_back_is_refused(paths: tuple[Path, Path], tmp_path: Path) -> None:
     encoder, recurrent = tiny_model("bert", tmp_path), write_recurrent_model(tmp_path / "recurrent.gguf")
     for draft, reason in ((encoder, "does not write from left to right"), (recurrent, "has recurrent layers")):
         with pytest.raises(ConfigError, match=reason):
-            load_draft.draft_bytes(config(draft))
+            load_draft.draft_bytes(config(draft), described(paths[0]))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +106,7 @@ def test_half_of_a_setting_is_refused(options: dict[str, Any]) -> None:
 
 def test_its_memory_is_in_the_plan(paths: tuple[Path, Path]) -> None:
     plain, beside = (load_model(paths[0], config(draft)) for draft in (None, paths[1]))
-    needed = load_draft.draft_bytes(config(paths[1]))
+    needed = load_draft.draft_bytes(config(paths[1]), described(paths[0]))
     assert beside.memory.needed_bytes - plain.memory.needed_bytes == beside.memory.draft_bytes == needed
     assert needed > paths[1].stat().st_size * 0.9 + 512 * 2 * 64 * 2  # its weights, and the cache of one context
     room = MemoryRoom(1 << 40, 1 << 40, is_shared=False)
@@ -131,7 +141,7 @@ def test_what_a_request_held_is_free_when_it_ends(paths: tuple[Path, Path]) -> N
 def test_requests_for_which_its_cache_has_no_room_are_answered_without_it(
     paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_draft, "CACHE_TOKENS", 256)
+    monkeypatch.setattr(draft_cache, "CACHE_TOKENS", 256)
     asked = prompts(4, 100)
     expected = answers(load_model(paths[0], config(None)), asked)
     model, draft = loaded(paths)
@@ -165,6 +175,8 @@ def test_a_draft_model_that_fails_is_left_out(paths: tuple[Path, Path], caplog: 
 
 class Timed:
     """A draft model that takes so many seconds a pass, and counts them."""
+
+    reads_states = False
 
     def __init__(self, pass_s: float) -> None:
         self.now, self.pass_s = 0.0, pass_s
@@ -206,3 +218,22 @@ def test_it_guesses_as_far_as_its_time_pays_and_rests_where_it_does_not(
         assert len(model.depths) == FIRST_PAUSE
     assert drafts.take_spent_s() == pytest.approx(sum(model.depths) * pass_s)
     assert drafts.take_spent_s() == 0.0
+
+
+def test_it_rests_for_the_tenant_alone_for_whom_it_does_not_pay() -> None:
+    model, length = Timed(0.05), ByCost(3.0)
+    for num_rows in (1, 2, 3, 5, 9):
+        length.observe(num_rows, 1.0 + 0.06 * (num_rows - 1))
+    drafts = ModelDrafts(model, clock=lambda: model.now)  # type: ignore[arg-type]
+    asked = {}
+    for tenant, is_right in (("wrong", False), ("right", True)):
+        rates = AcceptanceRates()
+        for number in range(200):
+            rates.observe("draft", number % MAX_DEPTH, is_right)
+        asked[tenant] = new_request(tenant, (1, 2), SamplingParams(), 1000, 0, tenant=tenant), rates
+    num_guesses = dict.fromkeys(asked, 0)
+    for _ in range(FIRST_PAUSE):
+        for tenant, (request, known) in asked.items():
+            num_guesses[tenant] += len(drafts.proposals({request: known}, 1, 15, length))
+            length.observe(1, 1.0)
+    assert num_guesses == {"wrong": 2, "right": FIRST_PAUSE}

@@ -65,6 +65,28 @@ def test_a_request_that_frees_its_cache_leaves_nothing_to_find() -> None:
     assert complete(engine, PREFIX, GREEDY).usage.cached_tokens > 0
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_kept_prompt_outlives_a_flood_of_40_others(is_kept: bool) -> None:
+    engine = make_engine(num_blocks=64)
+    primed = GREEDY.replace(prefill_only=True, keep_cache=is_kept)
+    complete(engine, [*PREFIX, 50], primed)
+    for number in range(40):
+        flood = [100 + number, *PREFIX]
+        assert complete(engine, flood, GREEDY.replace(max_tokens=4)).usage.cached_tokens == 0
+        engine.kv.check()
+    assert complete(engine, [*PREFIX, 50], GREEDY).usage.cached_tokens == (40 if is_kept else 0)
+
+
+def test_kept_prompts_leave_every_request_the_whole_cache() -> None:
+    engine = make_engine(num_blocks=40)
+    for number in range(20):
+        complete(engine, [100 + number, *PREFIX], GREEDY.replace(prefill_only=True, keep_cache=True))
+    assert engine.kv.groups[0].pool.num_kept == 10
+    prompt = [n % 90 + 1 for n in range(150)]  # 38 of the 40 blocks
+    assert list(complete(engine, prompt, GREEDY.replace(max_tokens=2)).token_ids) == expected(prompt, 2)
+    engine.kv.check()
+
+
 def test_requests_with_one_prefix_that_come_together_hold_and_compute_it_once() -> None:
     engine = make_engine(num_blocks=100, max_batch_tokens=32)
     params = GREEDY.replace(max_tokens=20, ignore_eos=True)

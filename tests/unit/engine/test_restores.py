@@ -161,6 +161,18 @@ def test_a_disk_that_gives_no_answer_is_not_waited_for(
     assert "the disk gives no answer" in caplog.text
 
 
+def test_a_disk_that_was_asked_for_nothing_is_not_taken_for_a_stalled_one(filled: Path) -> None:
+    engine, disk = engine_on(filled)
+    ask(engine, [*PREFIX[:16], 99])
+    assert disk._parts is not None
+    reader = disk._parts[1]
+    reader.progress_at = 0.0  # long ago, and its threads sleep
+    with reader._changed:  # nor do they wake before the engine looks
+        job = reader.begin(engine.kv.digests([*PREFIX, 60])[4:])
+        assert time.monotonic() - disk.read_at < restores.STALLED_S
+    job.is_cancelled = True
+
+
 def test_what_is_held_gives_way_to_requests_that_run(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_down(monkeypatch, 0.01)
     engine, _ = engine_on(filled, num_blocks=14, context=50)

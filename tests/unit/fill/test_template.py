@@ -134,3 +134,17 @@ def test_a_constant_is_text_unless_more_is_said_of_it(schema: dict[str, Any], te
 def test_definitions_that_are_none_are_left_to_the_constraint_of_a_slot(definitions: object) -> None:
     (part,) = skeleton({"$ref": "#/$defs/t", "$defs": definitions})
     assert isinstance(part, NamedSlot)
+
+
+def test_values_whose_paths_look_alike_have_slots_of_their_own() -> None:
+    """Of one name for both, the text of one would stand in the place of the other."""
+    inner = {"type": "object", "properties": {"b": {"type": "boolean"}, "~1b": {"type": "null"}}}
+    schema = {"type": "object", "properties": {"a/b": {"type": "integer"}, "a": inner, "a~1b": {"type": "null"}}}
+    wanted = '{"a/b":</a~1b>,"a":{"b":</a/b>,"~1b":</a/~01b>},"a~1b":</a~01b>}'
+    assert shape(skeleton(schema)) == wanted
+
+
+@pytest.mark.parametrize("bounds", [{"minItems": 5, "maxItems": 2}, {"maxItems": -1}, {"minItems": -1}], ids=str)
+def test_bounds_that_no_list_meets_are_left_to_the_constraint_of_a_slot(bounds: dict[str, Any]) -> None:
+    (part,) = skeleton({"type": "array", "items": {"type": "integer"}} | bounds)
+    assert isinstance(part, NamedSlot)

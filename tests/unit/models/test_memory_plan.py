@@ -104,6 +104,14 @@ def test_a_context_that_does_not_fit_is_refused_with_the_numbers_and_a_smaller_o
     assert plan_memory(SPEC, weights(10 * MIB), suggested, None, memory(140 * MIB)).context == suggested
 
 
+def test_adapters_are_counted_and_named_in_a_refusal() -> None:
+    plain = plan_memory(SPEC, weights(MIB), 1000, None, memory(4096 * MIB))
+    beside = plan_memory(SPEC, weights(MIB), 1000, None, memory(4096 * MIB), lora_bytes=100 * MIB)
+    assert beside.needed_bytes - plain.needed_bytes == beside.lora_bytes == 100 * MIB
+    with pytest.raises(DoesNotFit, match=r"adapters 100.0 MiB \(lora_bytes\)"):
+        plan_memory(SPEC, weights(MIB), 1000, None, memory(120 * MIB), lora_bytes=100 * MIB)
+
+
 def test_a_cache_of_many_contexts_that_does_not_fit_is_refused_with_one_that_does() -> None:
     with pytest.raises(DoesNotFit, match="set kv_bytes=") as caught:
         plan_memory(SPEC, weights(10 * MIB), None, 1 << 40, memory(1000 * MIB))
@@ -116,6 +124,19 @@ def test_weights_that_do_not_fit_are_refused_with_a_smaller_quantisation() -> No
     with pytest.raises(DoesNotFit, match="smaller quantisation") as caught:
         plan_memory(SPEC, weights(500 * MIB), None, None, memory(300 * MIB))
     assert "context=" not in str(caught.value)
+
+
+def test_a_refusal_names_what_the_device_could_do_first() -> None:
+    remedies = ['set kv_dtype="fp8"', "set tensor_parallel=2 (one GPU is here)"]
+    with pytest.raises(DoesNotFit, match=r'set kv_dtype="fp8", or set tensor_parallel=2 .*, or use a smaller'):
+        plan_memory(SPEC, weights(500 * MIB), None, None, memory(300 * MIB), remedies=remedies)
+
+
+def test_larger_steps_need_more_scratch() -> None:
+    small, large = (
+        plan_memory(SPEC, weights(MIB), 1000, None, memory(4096 * MIB), step_rows=rows) for rows in (512, 2048)
+    )
+    assert large.scratch_bytes > 3 * small.scratch_bytes
 
 
 def test_a_context_beyond_the_models_is_refused() -> None:

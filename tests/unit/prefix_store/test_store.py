@@ -121,19 +121,6 @@ def test_what_is_used_stays_and_a_chain_loses_its_end_first(tmp_path: Path) -> N
     assert len(left) < 30
 
 
-def test_a_second_process_reads_and_does_not_write(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = opened(tmp_path)
-    first.append(blocks([1]))
-    second = opened(tmp_path)
-    assert "another process writes" in caplog.text
-    assert has(second, 1)
-    assert second.append(blocks([2])) == 0
-    assert first.append(blocks([2])) == 1
-    closed(first)
-    closed(second)
-    assert not opened(tmp_path).folder.is_read_only
-
-
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable, match="cannot be used: Not a directory"):
