@@ -1,6 +1,6 @@
 """What adapters cost: tokens per second on LoRA adapters beside the base, one user and eight on as many adapters.
 
-    python -m benchmarks.lora [--model PATH] [--rank 8] [--users 8] [--rounds 7] [--threads 1]
+    python -m benchmarks.lora [--model PATH] [--rank 8] [--users 8] [--rounds 7] [--threads 1] [--write NAME]
 
 Adapters are random ones for all linear matrices. Base and adapters take turns within a round, and the ratio is the
 median over rounds of CPU seconds (of the process, all threads): on a machine that others use, time of the clock says
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +22,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 from tests.assets import qwen_coder, smollm2
+from tests.lora_files import Pairs
+from tests.results import write_result
 
 from kvarn import LLM, EngineConfig, SamplingParams
 from kvarn.adapters.targets import target_shapes
@@ -50,6 +54,9 @@ def main() -> None:
         found["adapter_bytes"] = llm.loras[0].num_bytes
         for users in (1, options.users):
             found[f"users_{users}"] = compare(llm, names[:users], options)
+    if options.write:
+        words = sys.argv[1:]
+        write_result(options.write, found, command=f"python -m benchmarks.lora {shlex.join(words)}")
     print(json.dumps(found))
 
 
@@ -58,16 +65,23 @@ def write_adapter(folder: Path, spec: ModelSpec, rank: int, seed: int) -> Path:
     folder.mkdir()
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(PARTS.values())}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    rng, tensors = np.random.default_rng(seed), {}
+    pairs = random_adapter(spec, rank, seed)
+    halves = {f"base_model.model.{name}": pair for name, pair in pairs.items()}
+    tensors = {f"{name}.lora_{half}.weight": pair[i] for name, pair in halves.items() for i, half in enumerate("AB")}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def random_adapter(spec: ModelSpec, rank: int, seed: int) -> Pairs:
+    """A and B for all linear matrices, by PEFT's names."""
+    rng, pairs = np.random.default_rng(seed), {}
     for name, (rows, columns) in target_shapes(spec).items():
         _, _, rest = name.partition("blk.")
         layer, _, part = rest.partition(".")
         if part in PARTS:
-            stem = f"base_model.model.model.layers.{layer}.{PARTS[part]}"
-            tensors[f"{stem}.lora_A.weight"] = rng.standard_normal((rank, columns), np.float32) / 30
-            tensors[f"{stem}.lora_B.weight"] = rng.standard_normal((rows, rank), np.float32) / 300
-    save_file(tensors, folder / "adapter_model.safetensors")
-    return folder
+            a, b = rng.standard_normal((rank, columns), np.float32), rng.standard_normal((rows, rank), np.float32)
+            pairs[f"model.layers.{layer}.{PARTS[part]}"] = a / 30, b / 300
+    return pairs
 
 
 def compare(llm: LLM, names: list[str], options: argparse.Namespace) -> dict[str, float]:
@@ -80,11 +94,13 @@ def compare(llm: LLM, names: list[str], options: argparse.Namespace) -> dict[str
         order = (plain, list(names)) if number % 2 else (list(names), plain)
         times = {which is plain: _measure(llm, which, options.tokens) for which in order}
         rounds.append((times[True], times[False]))
-    cpu = statistics.median(base[0] / lora[0] for base, lora in rounds)
+    ratios = [base[0] / lora[0] for base, lora in rounds]
+    cpu = statistics.median(ratios)
     clock = statistics.median(base[1] / lora[1] for base, lora in rounds)
     rate = statistics.median(len(names) * options.tokens / lora[1] for _, lora in rounds)
     print(f"{len(names):3} users: {cpu:.3f} x the base by CPU time, {clock:.3f} x by the clock, {rate:.1f} tokens/s")
-    return {"cpu_ratio": round(cpu, 4), "clock_ratio": round(clock, 4), "tokens_per_s": round(rate, 2)}
+    figures = {"cpu_ratio": cpu, "cpu_ratio_least": min(ratios), "cpu_ratio_most": max(ratios)}
+    return {name: round(one, 4) for name, one in (figures | {"clock_ratio": clock, "tokens_per_s": rate}).items()}
 
 
 def _measure(llm: LLM, loras: list[str | None], num_tokens: int) -> tuple[float, float]:
@@ -104,6 +120,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--write", metavar="NAME", help="keep the figures in benchmarks/results/NAME.json")
     return parser.parse_args()
 
 

@@ -26,7 +26,11 @@ from tests.assets import smollm2
 from tests.results import write_result
 
 from kvarn import LLM, EngineConfig, SamplingParams
+from kvarn.engine.engine import Engine
 from kvarn.engine.persistence.disk_prefixes import DiskPrefixes
+from kvarn.formats.open import open_weights
+from kvarn.models.describe import describe
+from kvarn.models.memory_plan import kv_token_bytes
 from kvarn.prefix_store.folder import StoreFolder
 from kvarn.prefix_store.maintenance import survey
 from kvarn.prefix_store.pack import UInt8
@@ -52,6 +56,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kvarn-prefixes-") as folder:
         figures |= restart(options.model, options.tokens, options.rounds, Path(folder) / "restart")
         figures |= writing(options.model, options.rounds, Path(folder) / "writing")
+        figures |= evicted(options.model, options.tokens, options.rounds, Path(folder) / "evicted")
         figures |= opening(options.blocks, Path(folder) / "opening")
     for name, value in figures.items():
         print(f"{name:<32} {value}")
@@ -147,8 +152,8 @@ def writing(model: str, rounds: int, folder: Path) -> dict[str, Any]:
     rates: dict[str, list[tuple[float, float]]] = {"quiet": [], "writing": []}
     copies = _timed_copies(disk)
     shares = []  # of one core: the writer's thread, and copies on the engine's
-    for _ in range(4 * rounds):
-        for kind, seen in rates.items():
+    for turn in range(4 * rounds):
+        for kind, seen in list(rates.items())[:: 1 if turn % 2 else -1]:
             if kind == "writing":
                 llm.client.call(lambda _: _write_again(disk, engine.kv.digests(prompt))).result()
             began, before = time.perf_counter(), (disk._parts[2].cpu_s, sum(copies))  # type: ignore[index]
@@ -157,12 +162,16 @@ def writing(model: str, rounds: int, folder: Path) -> dict[str, Any]:
                 spent_s = disk._parts[2].cpu_s - before[0] + sum(copies) - before[1]  # type: ignore[index]
                 shares.append(spent_s / (time.perf_counter() - began))
             assert disk.flush(FLUSH_S)
-    quiet, busy = (np.median(np.array(rates[kind]), axis=0) for kind in ("quiet", "writing"))
     llm.close()
+    ratios = np.array(rates["writing"]) / np.array(rates["quiet"])  # of each turn: what disturbs mostly disturbs both
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75), axis=0).round(4)
     return {
-        "decode_tokens_per_s": round(float(quiet[0]), 1),
-        "writing_to_quiet": round(float(busy[0] / quiet[0]), 4),
-        "writing_to_quiet_per_cpu": round(float(busy[1] / quiet[1]), 4),
+        "decode_tokens_per_s": round(statistics.median(rate for rate, _ in rates["quiet"]), 1),
+        "writing_turns": len(ratios),
+        "writing_to_quiet": float(middle[0]),
+        "writing_to_quiet_quartiles": [float(low[0]), float(high[0])],
+        "writing_to_quiet_per_cpu": float(middle[1]),
+        "writing_to_quiet_per_cpu_quartiles": [float(low[1]), float(high[1])],
         "writing_share_of_a_core": round(statistics.median(shares), 4),
     }
 
@@ -193,9 +202,48 @@ def _write_again(disk: DiskPrefixes, digests: list[bytes]) -> None:
 def decode_rates(llm: LLM) -> tuple[float, float]:
     """Tokens a second, by the clock and by CPU time, of four requests."""
     cpu, began = time.process_time(), time.perf_counter()
-    found = llm.generate([f"Story number {number}:" for number in range(4)], params=GREEDY.replace(max_tokens=64))
+    found = llm.generate(
+        [f"Story number {number}:" for number in range(4)], params=GREEDY.replace(max_tokens=256)
+    )  # longer than the writer rests
     num_tokens = sum(one.usage.completion_tokens for one in found)
     return num_tokens / (time.perf_counter() - began), num_tokens / (time.process_time() - cpu)
+
+
+def evicted(model: str, num_tokens: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """First tokens of a prefix that another drove out of memory: from the file cache, and from copies kept in RAM."""
+    source = open_weights(Path(model))
+    kv_bytes = (num_tokens + 128) * kv_token_bytes(describe(source).spec)
+    source.close()
+    llm = LLM(model, config=EngineConfig(context=num_tokens + 64, kv_bytes=kv_bytes, prefix_cache_dir=str(folder)))
+    prompt, other = prompt_ids(llm, num_tokens), prompt_ids(llm, 2 * num_tokens)[num_tokens:]
+    engine = llm._model.engine
+    disk = engine.scheduler.prefix_reuse.disk
+    assert disk is not None
+    for _ in range(2):
+        ask(llm, prompt)
+    assert disk.flush(FLUSH_S)
+    copies = [content for _, content in llm.client.call(lambda _: disk._export(engine.kv.digests(prompt))).result()]
+
+    def copy_back(_: Engine) -> float:
+        began = time.perf_counter()
+        for block_id, content in enumerate(copies):
+            disk.backend.write_block(block_id, content)
+        return time.perf_counter() - began
+
+    evicted_s, warm_s = list[float](), list[float]()
+    for _ in range(rounds):
+        ask(llm, other)
+        time.sleep(0.1)  # until its blocks are free
+        for seen in (evicted_s, warm_s):
+            answer = ask(llm, prompt)
+            assert answer["cached"] > 0.9 * num_tokens
+            seen.append(answer["s"])
+    copies_s = [llm.client.call(copy_back).result() for _ in range(rounds)]  # last: nothing may be asked after it
+    llm.close()
+    return {
+        "evicted_first_token_s": round(statistics.median(evicted_s), 4),
+        "evicted_from_ram_first_token_s": round(statistics.median(warm_s) + statistics.median(copies_s), 4),
+    }
 
 
 def opening(num_blocks: int, folder: Path) -> dict[str, Any]:

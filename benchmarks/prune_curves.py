@@ -3,13 +3,14 @@
     python -m benchmarks.prune_curves curve MODEL --text FILE --held-out FILE --work FOLDER --cut layers=3 ffn=0.1
     python -m benchmarks.prune_curves decode MODEL --work FOLDER --cut layers=3 [--rounds 5]
     python -m benchmarks.prune_curves agree MODEL --held-out FILE --work FOLDER --cut layers=3 ffn=0.1
+    python -m benchmarks.prune_curves time MODEL --text FILE --work FOLDER [--cut keep=0.9] [--rounds 3] [--threads 2]
 
 `curve` adds to benchmarks/results/prune-NAME.json and .svg, and leaves the files in the folder; what lies there is not
 made again. Figures of other cuts stay where the source was judged alike. The activations of the source are collected
 once for all of them. `decode` takes turns between the source and the files of these cuts: tokens per second of one
 answer at a time, beside the bytes that each token reads; by the clock and by processor time, which other work on the
 machine disturbs less. `agree` lays llama.cpp's predictions on these files beside ours (llama-cpp-python). Both want the
-files of `curve`.
+files of `curve`. `time` runs the command `kvarn prune` for each cut: by the clock, which wants a quiet machine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -43,9 +48,9 @@ AGREE_TOKENS = 256
 
 
 def main() -> None:
-    """One of the three."""
+    """One of the four."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("curve", "decode", "agree"))
+    parser.add_argument("what", choices=("curve", "decode", "agree", "time"))
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--text", type=Path, help="to choose by")
@@ -56,7 +61,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="all cores unless told")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    figures = {"curve": curve, "decode": decode, "agree": agree}[arguments.what](arguments)
+    figures = {"curve": curve, "decode": decode, "agree": agree, "time": timed}[arguments.what](arguments)
     print(json.dumps(figures))
 
 
@@ -145,6 +150,33 @@ def agree(arguments: argparse.Namespace) -> dict[str, Any]:
     command = f"python -m benchmarks.prune_curves agree {arguments.model.name}"
     write_result(f"llama-cpp-reads-pruned-{arguments.model.stem}", found, command=command)
     return found
+
+
+def timed(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Medians over whole processes of the command: seconds by the clock and of the processor."""
+    found: dict[str, Any] = {}
+    for cut in arguments.cut or ["keep=0.9"]:
+        flags = [f"--{part.replace('=', ' ')}" for part in cut.split(",")]
+        output, threads = arguments.work / "timed.gguf", str(arguments.threads or 2)
+        command = [sys.executable, "-m", "kvarn", "prune", str(arguments.model), *" ".join(flags).split(), "--json"]
+        command += ["--text", str(arguments.text), "-o", str(output), "--threads", threads, "--force"]
+        runs = []
+        for _ in range(arguments.rounds):
+            before, started = _children_cpu(), time.perf_counter()
+            report = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+            runs.append((time.perf_counter() - started, _children_cpu() - before))
+        seconds, cpu_seconds = _medians(runs)
+        found[cut] = {"seconds": seconds, "cpu_seconds": cpu_seconds, "threads": int(threads), "kept": report["kept"]}
+        found[cut] |= {"shapes": len(report["trials"]), "load": os.getloadavg()[0]}
+        print(f"{cut}: {found[cut]}", flush=True)
+    command_line = f"python -m benchmarks.prune_curves time {arguments.model.name} --cut {' '.join(found)}"
+    write_result(f"prune-time-{arguments.model.stem}", found, command=command_line)
+    return found
+
+
+def _children_cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def path_of(arguments: argparse.Namespace, cut: str) -> Path:

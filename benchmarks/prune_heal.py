@@ -3,12 +3,15 @@
     python -m benchmarks.prune_heal prepare MODEL --text FILE --train FILE --held-out FILE --work FOLDER [--keep 0.9]
     python -m benchmarks.prune_heal heal --work FOLDER --out FOLDER [--minutes 6]
     python -m benchmarks.prune_heal finish MODEL --held-out FILE --work FOLDER --out FOLDER
+    python -m benchmarks.prune_heal file MODEL --text FILE --held-out FILE --work FOLDER [--minutes 6] [--chunks 16]
 
 `heal` needs torch alone, no native core: what `kvarn prune --heal` runs, with the same defaults. Between the machines
 travel source.gguf.partN, student.gguf.partN and ids.npz there, figures.json and healed/healed.gguf.partN (Q8_0, 97 MiB
 in all for SmolLM2, which stay in the folder there, so that several transfers can bring them) back.
 Perplexities of `heal` are of float32 weights, second halves of 512 tokens; `finish` measures the file with the
-native backend and writes benchmarks/results/prune-heal-NAME.json.
+native backend and writes benchmarks/results/prune-heal-NAME.json. `file` is the whole way on one machine: the file of
+`kvarn prune --heal --then Q8_0` and the one without healing, both judged by the native backend; it writes
+prune-heal-file-NAME.json.
 """
 
 from __future__ import annotations
@@ -38,9 +41,9 @@ JUDGED_CHUNKS, WATCH_SECONDS = 64, 15.0
 
 
 def main() -> None:
-    """One of the three stages."""
+    """One of the three stages, or the whole way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=("prepare", "heal", "finish"))
+    parser.add_argument("stage", choices=("prepare", "heal", "finish", "file"))
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--text", type=Path, help="to choose by")
     parser.add_argument("--train", type=Path, help="to learn from")
@@ -53,7 +56,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="how far a step goes, where not as usual")
     parser.add_argument("--chunks", type=int, default=JUDGED_CHUNKS)
     arguments = parser.parse_args()
-    {"prepare": prepare, "heal": heal, "finish": finish}[arguments.stage](arguments)
+    {"prepare": prepare, "heal": heal, "finish": finish, "file": whole_way}[arguments.stage](arguments)
 
 
 def prepare(arguments: argparse.Namespace) -> None:
@@ -129,6 +132,36 @@ def finish(arguments: argparse.Namespace) -> None:
     if (out / "healed.gguf.part0").exists():
         figures["native"] = _measured_natively(arguments)
     write_result(f"prune-heal-{arguments.model.stem}", figures, command="python -m benchmarks.prune_heal")
+    print(json.dumps(figures))
+
+
+def whole_way(arguments: argparse.Namespace) -> None:
+    """The written files, healed and not, judged as any file is."""
+    from tests.results import write_result
+
+    import kvarn
+    from kvarn.evaluation.evaluate import evaluate_all
+
+    work, target = arguments.work, kvarn.PruneTarget(keep=arguments.keep)
+    work.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, Any] = {"keep": arguments.keep, "minutes": arguments.minutes}
+    for name, minutes in (("pruned", None), ("healed", arguments.minutes)):
+        options = kvarn.PruneOptions(
+            text=arguments.text, then="Q8_0", heal_minutes=minutes, requantize=True, force=True
+        )
+        started = time.process_time()
+        report = kvarn.prune(arguments.model, target, work / f"{name}-file.gguf", options=options)
+        figures[name] = {"cpu_seconds": time.process_time() - started, "shape": asdict(report.after.shape)}
+        if report.healing is not None:
+            figures["healing"] = asdict(report.healing)
+    files = [work / f"{name}-file.gguf" for name in ("pruned", "healed")]
+    judged = kvarn.EvaluationOptions(chunks=arguments.chunks)
+    own, *reports = evaluate_all(files, text=arguments.held_out, against=arguments.model, options=judged)
+    figures["source"] = own.as_dict()
+    for name, one in zip(("pruned", "healed"), reports, strict=True):
+        figures[name] |= one.as_dict() | {"ratio": one.perplexity / own.perplexity}
+    command = f"python -m benchmarks.prune_heal file {arguments.model.name} --minutes {arguments.minutes:g}"
+    write_result(f"prune-heal-file-{arguments.model.stem}", figures, command=command)
     print(json.dumps(figures))
 
 

@@ -5,7 +5,7 @@
     python -m benchmarks.quantized sizes smollm2 --work FOLDER --bpw 4.5      sizes for which llama.cpp has no mix
     python -m benchmarks.quantized methods smollm2 --work FOLDER              every method on Q4_K_M, llama.cpp beside
     python -m benchmarks.quantized imatrix smollm2 --work FOLDER [--rounds 5] a prompt with and without statistics
-    python -m benchmarks.quantized speed --work FOLDER [--rounds 3]           rtn beside llama_model_quantize
+    python -m benchmarks.quantized speed --work FOLDER [--rounds 3]           rtn beside a native llama_model_quantize
 
 `judge` writes quantized-MODEL.json and .svg to benchmarks/results/, `methods` quantize-methods-MODEL.json, `imatrix`
 imatrix-speed-MODEL.json. Sources: tests/float_source.py. Texts: Python's manual, its pages by turns for calibration and
@@ -43,6 +43,7 @@ MIXES = ("Q3_K_M", "Q4_0", "IQ4_NL", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6
 IMATRIX = kvarn.ImatrixOptions(chunks=24, context=256)
 JUDGED = kvarn.EvaluationOptions(chunks=8, context=256)
 FITTED = ("smoothquant", "awq", "gptq")
+PEER_FLAGS = {"avx2": "AVX2", "avx512f": "AVX512", "avx512_vnni": "AVX512_VNNI"}  # as the kernel and llama.cpp say it
 THEIRS, OURS = "llama.cpp with imatrix", "kvarn --bytes"
 
 
@@ -96,12 +97,12 @@ class QuantizedFiles:
         """llama.cpp's file of a mix, and ours of at most its bytes."""
         theirs = self.path(mix, "llama")
         if not theirs.exists():
-            _run_llama(self._source, theirs, mix, "--imatrix", str(self._matrix()), *self._their_threads())
+            _run_llama(self._source, theirs, mix, "--imatrix", str(self.matrix()), *self._their_threads())
         self.sized(kvarn.SizeTarget(num_bytes=theirs.stat().st_size), mix)
 
     def sized(self, target: kvarn.SizeTarget, name: str) -> Path:
         """Our file of a size."""
-        matrix, ours = self._matrix(), self.path(name, "size")
+        matrix, ours = self.matrix(), self.path(name, "size")
         if not ours.exists():
             measured = self._work / f"{self._model}.measured"
             options = kvarn.QuantizeOptions(
@@ -126,7 +127,7 @@ class QuantizedFiles:
 
     def methods(self, mix: str) -> None:
         """A mix by every method beside llama.cpp's file of it; the sizes beside them are in quantized-MODEL.json."""
-        matrix, text = self._matrix(), self._calibration
+        matrix, text = self.matrix(), self._calibration
         made: dict[str, dict[str, Any]] = {"rtn": {"method": "rtn"}, "imatrix": {"imatrix": matrix}}
         made |= {name: {"method": name, "imatrix": matrix, "text": text} for name in FITTED}
         if not self.path(mix, "llama").exists():
@@ -190,27 +191,30 @@ class QuantizedFiles:
         write_result(f"imatrix-speed-{self._model}", found, command=command)
         return found
 
-    def speed(self, rounds: int, mixes: list[str]) -> dict[str, dict[str, float]]:
+    def speed(self, rounds: int, mixes: list[str]) -> dict[str, Any]:
         """Medians of both without an imatrix, turn by turn: seconds of the quantiser, processor time of the process."""
-        found = {}
+        found: dict[str, Any] = {"llama_cpp": _native_peer()}
+        threads = ["--threads", str(self._threads or 2)]
         for mix in mixes:
             runs: dict[str, list[float]] = {"ours_s": [], "ours_cpu_s": [], "llama_cpp_s": [], "llama_cpp_cpu_s": []}
             for _ in range(rounds):
                 for name, run in (("ours", _run_ours), ("llama_cpp", _run_llama)):
                     before = _processor_time()
-                    runs[f"{name}_s"].append(run(self._source, self._work / f"speed-{name}.gguf", mix))
+                    runs[f"{name}_s"].append(run(self._source, self._work / f"speed-{name}.gguf", mix, *threads))
                     runs[f"{name}_cpu_s"].append(_processor_time() - before)
             medians = {name: statistics.median(values) for name, values in runs.items()}
             ratios = {f"ratio{unit}": medians[f"ours{unit}"] / medians[f"llama_cpp{unit}"] for unit in ("_s", "_cpu_s")}
             found[mix] = medians | ratios
             print(mix, runs, flush=True)
-        write_result(f"quantize-speed-{self._model}", found, command="python -m benchmarks.quantized speed")
+        command = f"python -m benchmarks.quantized speed {self._model} --mix {' --mix '.join(mixes)}"
+        write_result(f"quantize-speed-{self._model}-{'-'.join(mixes)}", found, command=command)
         return found
 
     def _their_threads(self) -> list[str]:
         return [] if self._threads is None else ["--threads", str(self._threads)]
 
-    def _matrix(self) -> Path:
+    def matrix(self) -> Path:
+        """The imatrix of the source, collected on the first call."""
         path = self._work / f"{self._model}.imatrix"
         if not path.exists():
             options = replace(IMATRIX, threads=self._threads)
@@ -228,10 +232,25 @@ def _processor_time() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _run_ours(source: Path, output: Path, mix: str) -> float:
+def _native_peer() -> str:
+    """What llama.cpp says it was compiled for; refused where that is less than this machine has."""
+    import llama_cpp
+
+    told = llama_cpp.llama_print_system_info().decode()
+    cpuinfo = Path("/proc/cpuinfo")
+    has = cpuinfo.read_text().split() if cpuinfo.exists() else []
+    missing = [flag for name, flag in PEER_FLAGS.items() if name in has and f"{flag} = 1" not in told]
+    if missing:
+        raise SystemExit(
+            f"llama.cpp was built without {', '.join(missing)}; build it for this machine: make .venv/.peers"
+        )
+    return str(told)
+
+
+def _run_ours(source: Path, output: Path, mix: str, *options: str) -> float:
     """The report's seconds: as llama.cpp's, without the start of Python."""
     command = [sys.executable, "-m", "kvarn", "quantize", str(source), mix, "-o", str(output), "--force", "--json"]
-    done = subprocess.run([*command, "--method", "rtn"], check=True, capture_output=True)
+    done = subprocess.run([*command, "--method", "rtn", *options], check=True, capture_output=True)
     return float(json.loads(done.stdout)["seconds"])
 
 

@@ -1,6 +1,6 @@
-"""Retrieval, measured: recall, latency, embedding rate, quality on code search, hot questions.
+"""Retrieval, measured: recall, latency, embedding rate, ingestion, hot questions.
 
-    python -m benchmarks.retrieval [recall] [latency] [embed] [quality] [hot] [--num 5000] [--texts 500] [--folder PATH]
+    python -m benchmarks.retrieval [recall] [latency] [embed] [ingest] [hot] [--num 5000] [--texts 500] [--output DIR]
 
 Small by default; the full sizes are `--num 100000 --texts 20000`. Prints a table and one JSON line, last.
 `python -m benchmarks.quiet python -m benchmarks.retrieval latency` keeps other processes out.
@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.results import write_result
 from tests.unit.retrieval.words import Float32, clustered, unit
 
 import kvarn
-from benchmarks.docstrings import Function, judge, source_pieces, standard_library
+from benchmarks.docstrings import Function, source_pieces, standard_library
+from benchmarks.hot_questions import QUESTION, hot_over_http
+from benchmarks.turns import command_line
 from kvarn.bench.report import describe_machine
 from kvarn.retrieval.collection import Collection
 from kvarn.retrieval.search.search import SearchOptions, find
@@ -37,7 +40,9 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--num", type=int, default=5_000, help="vectors or chunks")
     parser.add_argument("--texts", type=int, default=500, help="texts or functions that are really embedded")
+    parser.add_argument("--rounds", type=int, default=5, help="floods before a hot question")
     parser.add_argument("--folder", type=Path, help="where indexes are made; default: a temporary one")
+    parser.add_argument("--output", type=Path, help="folder for retrieval-ROW.json: benchmarks/results, say")
     options = parser.parse_args()
     figures: dict[str, Any] = {}
     for row in options.rows:
@@ -45,6 +50,8 @@ def main() -> None:
             figures[row] = ROWS[row](Path(folder), options)
         for name, value in figures[row].items():
             print(f"{row:8}  {name:40}  {value}", flush=True)
+        if options.output is not None:
+            write_result(f"retrieval-{row}", figures[row], options.output, command_line("benchmarks.retrieval"))
     print(json.dumps({"bench": "retrieval", "num": options.num, "machine": describe_machine(), "rows": figures}))
 
 
@@ -155,27 +162,53 @@ def transformers_embedding(folder: str, texts: Sequence[str]) -> tuple[str, Floa
     return "transformers", run(), min(seconds(run) for _ in range(2))
 
 
-def quality(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """nDCG@10 of finding functions of the standard library by the first sentence of their docstring."""
-    functions = standard_library(options.texts)
-    with Collection("functions", folder=folder) as collection:
-        started = time.perf_counter()
-        collection.add([Document(one.text, id=one.name, kind="code") for one in functions])
-        took = time.perf_counter() - started
-        return {"functions": len(functions), "indexed in s": round(took, 1)} | judge(collection, functions)
+def ingest(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Chunks per second through a collection's whole way, but for the embedding model."""
+    functions = standard_library(options.num)
+    texts = (functions[n % len(functions)].text[:600] + f" id{n}" for n in range(options.num))
+    given = MadeVectors(options.num + 1)  # one more: the sentence that tells models apart
+    started, started_cpu = time.perf_counter(), time.process_time()
+    with Collection("made", folder=folder, model=given) as collection:
+        collection.add(Document(text, id=f"d{n}") for n, text in enumerate(texts))
+    took, took_cpu = time.perf_counter() - started, time.process_time() - started_cpu
+    return {
+        "chunks": options.num,
+        "chunks/s": round(options.num / took),
+        "chunks per second of CPU time": round(options.num / took_cpu),
+    }
+
+
+class MadeVectors:
+    """An embedder whose vectors were made before."""
+
+    name = "made"
+    max_tokens = 256
+
+    def __init__(self, num: int) -> None:
+        self._vectors = clustered(num)
+        self._num_given = 0
+
+    def count(self, text: str) -> int:
+        return len(text) // 4
+
+    def embed(self, texts: Sequence[str]) -> Float32:
+        self._num_given += len(texts)
+        return self._vectors[self._num_given - len(texts) : self._num_given]
+
+    def close(self) -> None:
+        """There is nothing to free."""
 
 
 def hot(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """A repeated question: its search, and the first token of its answer."""
+    """A repeated question: its search, the first token of its answer, and that over HTTP behind a flood of others."""
     functions: Sequence[Function] = standard_library(min(options.texts, 300))
-    question = "How do I parse a date in ISO format?"
     params = kvarn.SamplingParams(max_tokens=1, temperature=0.0)
-    messages = [{"role": "user", "content": question}]
+    messages = [{"role": "user", "content": QUESTION}]
     with Collection("functions", folder=folder) as collection, kvarn.LLM("smollm2", context=2048) as llm:
         collection.add([Document(one.text, id=one.name, kind="code") for one in functions])
         collection.search("warm up")
         llm.chat([{"role": "user", "content": "warm up"}], params)
-        searches = [seconds(lambda: collection.search(question, 4)) for _ in range(3)]
+        searches = [seconds(lambda: collection.search(QUESTION, 4)) for _ in range(3)]
         chats = [seconds(lambda: llm.chat(messages, params, retrieve=collection)) for _ in range(3)]
     return {
         "search: cold ms": round(1e3 * searches[0], 3),
@@ -183,6 +216,7 @@ def hot(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "first token: cold ms": round(1e3 * chats[0], 1),
         "first token: hot ms": round(1e3 * chats[2], 1),
         "first token: hot / cold": round(chats[2] / chats[0], 3),
+        **hot_over_http(folder, functions, options.rounds),
     }
 
 
@@ -221,7 +255,7 @@ ROWS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {
     "recall": recall,
     "latency": latency,
     "embed": embed,
-    "quality": quality,
+    "ingest": ingest,
     "hot": hot,
 }
 

@@ -55,7 +55,7 @@ def _in_process(args: argparse.Namespace, users: Users) -> dict[str, Any]:
 
 
 def _over_http(args: argparse.Namespace, users: Users) -> dict[str, Any]:
-    with _server(_command(args, users)) as server:
+    with running_server(_command(args, users)) as server:
         _load(server.url, replace(users, requests=2, answer=2), seed=2)
         found = _load(server.url, users, seed=1)
         return {"version": server.version, **found, "rss_mb": peak_rss_mb(server.pid)}
@@ -81,7 +81,7 @@ class Server:
 
 
 @contextmanager
-def _server(command: list[str]) -> Iterator[Server]:
+def running_server(command: list[str]) -> Iterator[Server]:
     """A server process until the end of the block; what it says on its way goes to stderr."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
