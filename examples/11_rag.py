@@ -18,10 +18,15 @@ with (
 ):
     docs.add(read_file(path) for path in files)
     for hit in docs.search(question, k=2):
-        print(f"{hit.score:.3f}  {hit.source}  {hit.heading}")
+        print(f"{hit.score:.3f}  {hit.relevance:.3f}  {hit.source}  {hit.heading}")
 
     params = kvarn.SamplingParams(max_tokens=60, temperature=0.0)
     answer = llm.chat([{"role": "user", "content": question}], params, retrieve=docs.grounding(k=2))
-    print(answer.text)
+    for sentence in answer.sentences:
+        numbers = " ".join(f"[{passage.number}]" for passage in sentence.passages)
+        print(answer.text[slice(*sentence.span)], numbers or "(not in the sources)")
     for source in answer.citations:
         print(f"[{source.number}] {source.source}, characters {source.span[0]} to {source.span[1]}")
+
+    absent = llm.chat([{"role": "user", "content": "Which currency is used in Norway?"}], params, retrieve=docs)
+    print(absent.text)  # This is not in your documents.
