@@ -142,12 +142,13 @@ def test_names_that_are_no_sources_are_refused(admin: httpx.Client) -> None:
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(admin: httpx.Client) -> None:
-    status, code, message = refused(admin.post(PULL, json={"model": HUGE}))
-    assert (status, code) == (409, "not_servable")
-    assert "needs about 99.0 TB of memory, this server has 1.0 GB" in message
-    status, code, message = refused(admin.post(PULL, json={"model": HUGE, "force": True}))
-    assert (status, code) == (502, "pull_failed")
-    assert "needs 90.0 TB of disk" in message
+    for _ in range(10):  # the second request comes at once: it is none that follows the first one's pull
+        status, code, message = refused(admin.post(PULL, json={"model": HUGE}))
+        assert (status, code) == (409, "not_servable")
+        assert "needs about 99.0 TB of memory, this server has 1.0 GB" in message
+        status, code, message = refused(admin.post(PULL, json={"model": HUGE, "force": True}))
+        assert (status, code) == (502, "pull_failed")
+        assert "needs 90.0 TB of disk" in message
     assert not admin.post(PULL, json={"model": HUGE, "dry_run": True}).json()["plan"]["fits"]
 
 

@@ -65,6 +65,11 @@ class Pull:
         self._cancelled.set()
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes of it, also before its followers have been told."""
+        return self.status in ("success", "failed", "cancelled")
+
+    @property
     def shown(self) -> str:
         return locate.shown_name(self.name)
 
@@ -89,17 +94,20 @@ class Pull:
         except Cancelled:
             self.status = "cancelled"
         except KvarnError as error:
-            self.status, self.error = "failed", error
+            self.error, self.status = error, "failed"
         except Exception as error:  # of a library that fetches: told as a failure, with its trace in the log
             log.error("a pull failed", exc_info=error, extra=with_fields(model=self.shown))
-            self.status, self.error = "failed", KvarnError("the pull failed; the server's log says why")
+            self.error, self.status = KvarnError("the pull failed; the server's log says why"), "failed"
         log.info("pull ended", extra=with_fields(model=self.shown, status=self.status, bytes=self.num_done))
         self._tell(self.planned, self.ended)
 
     def _tell(self, *events: asyncio.Event) -> None:
-        with suppress(RuntimeError):  # the server has ended meanwhile
+        def set_all() -> None:  # at once: who waits for the first may ask again before the second
             for event in events:
-                self._loop.call_soon_threadsafe(event.set)
+                event.set()
+
+        with suppress(RuntimeError):  # the server has ended meanwhile
+            self._loop.call_soon_threadsafe(set_all)
 
     def _plan(self, outline: Outline) -> None:
         self.space = checked_space(self.shown, outline, self._budget_bytes, force=self._force)
@@ -124,13 +132,13 @@ class Pulls:
     def begin(self, name: RemoteName, budget_bytes: int, *, force: bool) -> Pull:
         """Begin a pull, or follow the one that is under way."""
         known = self._pulls.get(str(name))
-        if known is not None and not known.ended.is_set():
+        if known is not None and not known.is_over:
             return known
         if (num := len(self._running)) >= MAX_PULLS:
             raise CapacityError(f"{num} models are being pulled; try again later", retry_after_s=RETRY_AFTER_S)
         self._pulls.pop(str(name), None)
         pull = self._pulls[str(name)] = Pull(name, budget_bytes, force=force)
-        for ended in [one for one in self._pulls.values() if one.ended.is_set()][:-MAX_ENDED]:
+        for ended in [one for one in self._pulls.values() if one.is_over][:-MAX_ENDED]:
             del self._pulls[str(ended.name)]
         pull.start()
         return pull
@@ -138,7 +146,7 @@ class Pulls:
     def cancel(self, name: RemoteName) -> Pull:
         """End a pull that is under way."""
         pull = self._pulls.get(str(name))
-        if pull is None or pull.ended.is_set():
+        if pull is None or pull.is_over:
             raise ModelNotFound(f"{locate.shown_name(name)} is not being pulled; nothing was cancelled")
         pull.cancel()
         return pull
@@ -153,7 +161,7 @@ class Pulls:
 
     @property
     def _running(self) -> list[Pull]:
-        return [pull for pull in self._pulls.values() if not pull.ended.is_set()]
+        return [pull for pull in self._pulls.values() if not pull.is_over]
 
 
 def checked_space(name: str, outline: Outline, budget_bytes: int, *, force: bool) -> SpaceCheck | None:
