@@ -1,9 +1,9 @@
 """How long latent attention takes to decode far into a text, beside the same heads with keys and values of their own.
 
-    python -m benchmarks.latent_layer [--threads N] [--rounds N]
+    python -m benchmarks.latent_layer [--threads N] [--rounds N] [--write]
 
 One layer with the shape of DeepSeek-V2-Lite, random Q8_0 weights, native backend. Seconds of processor time, so that
-what else runs on the machine matters less.
+what else runs on the machine matters less. --write: to benchmarks/results/latent-layer.json.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import time
 
 import numpy as np
+from tests.results import write_result
 
 from benchmarks.recurrent_layer import NORM, RandomWeights, batch_at
 from kvarn.backends.batch import BlockCopy, KVLayout
@@ -45,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     backends = {name: make(name, options.threads) for name in MIXERS}
     cases = {f"decode at {n // 1000}k": batch_at(n, 1) for n in (1000, 4000, 16_000)}
@@ -60,6 +62,9 @@ def main() -> None:
         found[what] = {name: statistics.median(taken) for name, taken in times.items()}
         shown = ", ".join(f"{name} {1e6 * seconds:,.0f} us" for name, seconds in found[what].items())
         print(f"{what}: {shown}; latent / expanded = {found[what]['latent'] / found[what]['expanded']:.2f}", flush=True)
+    if options.write:
+        figures = {"seconds": found, "rounds": options.rounds}
+        write_result("latent-layer", figures, command="python -m benchmarks.latent_layer")
     print(json.dumps(found))
 
 

@@ -1,9 +1,10 @@
 """A prompt that fills a long context, with layers that keep their window only and with layers that keep all.
 
-    python -m benchmarks.long_prompt MODEL.gguf [--tokens N] [--threads N]
+    python -m benchmarks.long_prompt MODEL.gguf [--tokens N] [--threads N] [--write NAME]
 
 Native backend, each way in a process of its own: planned bytes of the cache, largest resident memory, processor time,
-and whether the answers have the same bytes. Text is the repository's own documents, repeated.
+and whether the answers have the same bytes. Text is the repository's own documents, repeated. --write: to
+benchmarks/results/windows-NAME.json.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from tests.results import write_result
 
 import kvarn.engine.load
 from kvarn import LLM, EngineConfig, SamplingParams
@@ -31,6 +34,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32_768 - ANSWER)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--way", choices=WAYS)
+    parser.add_argument("--write", metavar="NAME")
     args = parser.parse_args()
     if args.way is not None:
         print(json.dumps(run(args.model, args.tokens, args.threads, keeps_all=args.way == "kept")))
@@ -41,7 +45,11 @@ def main() -> None:
         print(f"{way:6} {sizes}   {one['cpu_s']:7.1f} s of CPU")
     same = found["freed"]["answer"] == found["kept"]["answer"]
     print(f"{args.tokens} tokens; the same bytes: {same}")
-    print(json.dumps({"tokens": args.tokens, "same": same, **found}))
+    figures = {"tokens": args.tokens, "same": same, **found}
+    if args.write:
+        command = f"python -m benchmarks.long_prompt {Path(args.model).name} --tokens {args.tokens}"
+        write_result(f"windows-{args.write}", figures, command=command)
+    print(json.dumps(figures))
 
 
 def run(model: str, num_tokens: int, threads: int, *, keeps_all: bool) -> dict[str, object]:

@@ -1,10 +1,10 @@
 """How long layers with a state take: decoding far into a text, and prompts, beside attention of the same width.
 
-    python -m benchmarks.recurrent_layer [--threads N] [--rounds N] [--cpu]
+    python -m benchmarks.recurrent_layer [--threads N] [--rounds N] [--cpu] [--write]
 
 One layer of each kind with the shape of a Qwen3.5 of 0.8B parameters or, of state spaces, of a Mamba of the same width,
 random Q8_0 weights, native backend. --cpu: processor time instead of the clock, for a machine that is shared; of one
-thread, since idle threads of a pool spin.
+thread, since idle threads of a pool spin. --write: the medians to benchmarks/results/recurrent-layers.json.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tests.results import write_result
 
 from kvarn.backends.batch import Batch, KVLayout, StateSlots
 from kvarn.backends.native.backend import NativeBackend
@@ -73,18 +74,23 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     clock = time.process_time if options.cpu else time.perf_counter
     threads = 1 if options.cpu else options.threads
+    found: dict[str, dict[str, float]] = {}
     for name, mixer in MIXERS.items():
         block = Block(mixer, FeedForward(32, "silu"), NORM)
         spec = ModelSpec(
             "random", name, WIDTH, VOCAB, CONTEXT, InputEmbedding(), (block,), None, None, Autoregressive()
         )
-        times = measure(spec, threads, options.rounds, clock)
+        found[name] = times = measure(spec, threads, options.rounds, clock)
         ratio = times["decode at 16k"] / times["decode at 1k"]
         shown = ", ".join(f"{what} {1e6 * seconds:,.0f} us" for what, seconds in times.items())
         print(f"{name}: {shown}; 16k / 1k = {ratio:.2f}", flush=True)
+    if options.write:
+        command = "python -m benchmarks.recurrent_layer" + (" --cpu" if options.cpu else "")
+        write_result("recurrent-layers", {"seconds": found, "rounds": options.rounds}, command=command)
 
 
 def measure(spec: ModelSpec, threads: int, rounds: int, clock: Callable[[], float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ Each returns the tensors to store beside a stem and the values that they stand f
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,30 @@ def integers(rng: np.random.Generator, shape: tuple[int, int], *, per_row: bool 
     quants = rng.integers(-128, 128, shape, np.int8)
     scales = _scales(rng, (shape[0], 1) if per_row else (1,), 8).astype(np.float16)
     return {"weight": quants, "weight_scale": scales}, quants * scales.astype(np.float32)
+
+
+def fp8(
+    rng: np.random.Generator, shape: tuple[int, int], block: tuple[int, int], name: str = "weight_scale"
+) -> tuple[Arrays, Floats]:
+    """Codes of E4M3 in bytes, and a scale for each block of rows and columns."""
+    import torch
+
+    grid = -(-shape[0] // block[0]), -(-shape[1] // block[1])
+    codes = rng.integers(0, 127, shape, np.uint8) | rng.choice(np.array([0, 128], np.uint8), shape)  # 127 is none
+    scales = rng.uniform(0.5, 1.5, grid).astype(np.float32) * np.float32(0.002)
+    decoded = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    spread = np.repeat(np.repeat(scales, block[0], axis=0), block[1], axis=1)[: shape[0], : shape[1]]
+    return {"weight": codes, name: scales[0] if grid == (1, 1) else scales}, decoded * spread
+
+
+def save(tensors: Arrays, path: Path) -> None:
+    """Write a safetensors file; bytes are codes of E4M3, which NumPy has no type for."""
+    import torch
+    from safetensors.torch import save_file
+
+    found = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in tensors.items()}
+    coded = {name: one.view(torch.float8_e4m3fn) for name, one in found.items() if one.dtype is torch.uint8}
+    save_file(found | coded, path)
 
 
 def _scales(rng: np.random.Generator, shape: tuple[int, ...], bits: int) -> Floats:

@@ -49,8 +49,14 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or "unknown"
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or "unknown"
+    facts = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
+    name = facts.get("model name")
+    # The name alone is often the same for several generations.
+    return (
+        f"{name}, family {facts.get('cpu family')}, model {facts.get('model')}"
+        if name
+        else platform.processor() or "unknown"
+    )
 
 
 def _commit() -> str:

@@ -21,7 +21,7 @@ from kvarn.errors import ModelError
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import TensorType
 from kvarn.models.describe import describe
-from tests.quantized_folders import awq, gptq, integers, packed
+from tests.quantized_folders import awq, fp8, gptq, integers, packed, save
 from tests.running import all_logits, layout_of, scattered_table
 from tests.tiny_models import VOCAB, tiny_model
 from tests.torch_backend import torch_cpu
@@ -32,6 +32,7 @@ LINEAR = re.compile(r"layers\.\d+\..*(proj|w[123])\.weight$")
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
 INT4 = {"config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int"}}}}
 INT8 = {"format": "int-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}}}}
+FP8_ROWS = {"num_bits": 8, "type": "float", "strategy": "channel"}
 CASES: dict[str, tuple[str, dict[str, Any], Callable[..., Any], TensorType]] = {
     "gptq": ("llama", {"quant_method": "gptq", "bits": 4}, lambda r, s: gptq(r, s, 32), TensorType.Q4_0),
     "gptq-asymmetric": (
@@ -48,6 +49,19 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[..., Any], TensorType]] = {
     ),
     "awq-experts": ("mixtral", {"quant_method": "awq", "bits": 4}, lambda r, s: awq(r, s, 32), TensorType.Q5_0),
     "packed-fused": ("phi3", COMPRESSED | INT4, lambda r, s: packed(r, s, 32), TensorType.Q4_0),
+    "fp8-tensor": ("qwen3", {"quant_method": "fp8"}, lambda r, s: fp8(r, s, s), TensorType.F16),
+    "fp8-rows": (
+        "llama",
+        COMPRESSED | {"format": "float-quantized", "config_groups": {"group_0": {"weights": FP8_ROWS}}},
+        lambda r, s: fp8(r, s, (1, s[1])),
+        TensorType.F16,
+    ),
+    "fp8-blocks-experts": (
+        "qwen3moe",
+        {"quant_method": "fp8", "weight_block_size": [16, 32]},
+        lambda r, s: fp8(r, s, (16, 32), "weight_scale_inv"),
+        TensorType.F16,
+    ),
     "int8": ("qwen3", COMPRESSED | INT8, integers, TensorType.Q8_0),
 }
 
@@ -63,8 +77,8 @@ def folders(name: str, tmp_path: Path) -> tuple[Path, Path]:
     for tensor in [one for one in tensors if LINEAR.search(one)]:
         parts, tensors[tensor] = make(rng, stored.pop(tensor).shape)
         stored |= {f"{tensor.removesuffix('.weight')}.{part}": values for part, values in parts.items()}
-    for path, values in ((dense, tensors), (quantised, stored)):  # safetensors writes what lies in memory
-        save_file({key: np.ascontiguousarray(value) for key, value in values.items()}, path / "model.safetensors")
+    save(tensors, dense / "model.safetensors")
+    save(stored, quantised / "model.safetensors")
     written = json.loads((quantised / "config.json").read_text()) | {"quantization_config": config}
     (quantised / "config.json").write_text(json.dumps(written))
     return quantised, dense
