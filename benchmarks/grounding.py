@@ -1,6 +1,6 @@
 """Questions about this project's documents: which are refused, and which sources support which sentences.
 
-    python -m benchmarks.grounding [--part reporting] [--folder FOLDER]
+    python -m benchmarks.grounding [--part reporting] [--folder FOLDER] [--output DIR]
 
 `grounding_questions.jsonl` has questions with the passage that answers each, and some that the documents leave open.
 `grounding_answers.jsonl` has answers of SmolLM2-135M and Qwen2.5-Coder-0.5B (greedy, 96 tokens, four sources) and,
@@ -25,7 +25,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tests.results import write_result
 
+from benchmarks.turns import command_line
 from kvarn.bench.report import describe_machine
 from kvarn.retrieval.collection import Collection
 from kvarn.retrieval.search.attribution import Features, SourceAttributor
@@ -63,13 +65,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="reporting", choices=("tuning", "reporting"), help="of the questions")
     parser.add_argument("--folder", type=Path, help="where the collection is made and kept")
+    parser.add_argument("--output", type=Path, help="folder for grounding.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, Collection("docs", folder=options.folder or scratch) as docs:
         docs.add(pages())
         rows: dict[str, Any] = refusals(docs, options.part) | attributions(docs)
     for what, value in rows.items():
         print(f"{what:55}  {value}", flush=True)
-    print(json.dumps({"bench": "grounding", "machine": describe_machine(), "part": options.part, "rows": rows}))
+    figures = {"bench": "grounding", "part": options.part, "rows": rows}
+    print(json.dumps({**figures, "machine": describe_machine()}))
+    if options.output is not None:
+        write_result("grounding", figures, options.output, command_line("benchmarks.grounding"))
 
 
 def pages() -> Iterator[Document]:

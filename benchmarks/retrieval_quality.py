@@ -1,6 +1,7 @@
 """Quality of retrieval on judged sets: hybrid search beside its halves, on questions that chose nothing.
 
     python -m benchmarks.retrieval_quality [SET]... [--part reporting] [--export FOLDER] [--folder FOLDER]
+        [--output DIR]
 
 --folder keeps the collections, so that a second run embeds nothing. --export writes chunks, vectors, questions and our
 rankings for `benchmarks/retrieval_peers.py`, which runs in an environment of its own. Prints a table and one JSON line.
@@ -16,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.results import write_result
 
 from benchmarks.judging import Judgement, interval, shown
 from benchmarks.retrieval_sets import NUM_DOCUMENTS, SETS, JudgedSet, Question
+from benchmarks.turns import command_line
 from kvarn.bench.report import describe_machine
 from kvarn.retrieval.collection import Collection
 from kvarn.retrieval.types import Mode, Tuning
@@ -44,13 +47,17 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=NUM_DOCUMENTS, help="documents of each set, at most")
     parser.add_argument("--folder", type=Path, help="where collections are made and kept")
     parser.add_argument("--export", type=Path, help="where to write what the peers need")
+    parser.add_argument("--output", type=Path, help="folder for retrieval-quality.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         rows = {name: quality(name, options.folder or Path(scratch), options) for name in options.sets}
     for name, row in rows.items():
         for what, value in row.items():
             print(f"{name:12}  {what:32}  {value}", flush=True)
-    print(json.dumps({"bench": "retrieval-quality", "machine": describe_machine(), "part": options.part, "rows": rows}))
+    figures = {"bench": "retrieval-quality", "part": options.part, "rows": rows}
+    print(json.dumps({**figures, "machine": describe_machine()}))
+    if options.output is not None:
+        write_result("retrieval-quality", figures, options.output, command_line("benchmarks.retrieval_quality"))
 
 
 def quality(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """What the defaults of retrieval are chosen by: weights and chunk sizes on the tuning parts of the judged sets.
 
-    python -m benchmarks.retrieval_sweep weights [SET]... [--folder FOLDER]
+    python -m benchmarks.retrieval_sweep weights [SET]... [--folder FOLDER] [--output DIR]
     python -m benchmarks.retrieval_sweep chunks [SET]... [--texts 300] [--tokens 64 128 200 254] [--overlap 0 32]
 
 weights: every weight of meaning, and which one is best when a set is left out, with what that set then has: no set is
-judged by a weight that was chosen on it. chunks: sizes and overlaps in tokens of MiniLM, each embedded anew.
-Prints a table and one JSON line.
+judged by a weight that was chosen on it. chunks: sizes and overlaps in tokens of MiniLM, each embedded anew, beside the
+defaults. Prints a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import argparse
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.results import write_result
 
-from benchmarks.judging import Judgement, interval, shown
+from benchmarks.judging import Floats, Judgement, interval, shown
 from benchmarks.retrieval_sets import NUM_DOCUMENTS, SETS, JudgedSet
+from benchmarks.turns import command_line
 from kvarn.bench.report import describe_machine
 from kvarn.retrieval.collection import Collection
 from kvarn.retrieval.ingest.chunking import Chunking
@@ -39,6 +42,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=(64, 128, 200, 254))
     parser.add_argument("--overlap", type=int, nargs="+", default=(0, 32))
     parser.add_argument("--folder", type=Path, help="where collections are made and kept, as of retrieval_quality")
+    parser.add_argument("--output", type=Path, help="folder for retrieval-weights.json or retrieval-chunks.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         judged = [SETS[name](options.texts) for name in options.sets]
@@ -46,7 +50,11 @@ def main() -> None:
         rows = work(judged, options.folder or Path(scratch), options)
     for name, row in rows.items():
         print(f"{name:24}  {row}", flush=True)
-    print(json.dumps({"bench": f"retrieval-{options.what}", "machine": describe_machine(), "rows": rows}))
+    figures = {"bench": f"retrieval-{options.what}", "rows": rows}
+    print(json.dumps({**figures, "machine": describe_machine()}))
+    if options.output is not None:
+        name = f"retrieval-{options.what}"
+        write_result(name, figures, options.output, command_line("benchmarks.retrieval_sweep"))
 
 
 def weights(judged: Sequence[JudgedSet], folder: Path, _: argparse.Namespace) -> dict[str, Any]:
@@ -94,20 +102,40 @@ def best_weight(found: Mapping[str, Mapping[float, Any]]) -> float:
 
 def chunks(judged: Sequence[JudgedSet], folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """nDCG@10 of hybrid search on each set, and the number of chunks, for each size and overlap."""
-    rows: dict[str, Any] = {}
-    for tokens in options.tokens:
-        for overlap in options.overlap:
-            if overlap > tokens // 2:
-                continue
-            chunking = Chunking(tokens, overlap)
-            row = {one.name: _of_chunking(one, folder, chunking) for one in judged}
-            mean = round(float(np.mean([value for value, _ in row.values()])), 4)
-            rows[f"{tokens} / {overlap}"] = {"mean": mean} | row
-            print(f"{tokens} / {overlap}", rows[f"{tokens} / {overlap}"], flush=True)
-    return rows
+    sizes = [
+        Chunking(tokens, overlap) for tokens in options.tokens for overlap in options.overlap if overlap <= tokens // 2
+    ]
+    default = Chunking()
+    found = {one: _of_chunking(judged, folder, one) for one in dict.fromkeys([default, *sizes])}
+    return {f"{one.tokens} / {one.overlap}": _chunking_row(found[one], found[default]) for one in found}
 
 
-def _of_chunking(judged: JudgedSet, folder: Path, chunking: Chunking) -> tuple[float, int]:
+@dataclass(frozen=True, slots=True)
+class _Chunked:
+    """A set in chunks: how many there are, and nDCG@10 of each tuning question."""
+
+    num_chunks: int
+    ndcg: Floats
+
+
+def _chunking_row(found: Mapping[str, _Chunked], default: Mapping[str, _Chunked]) -> dict[str, Any]:
+    """Each set and their mean; differences from the default with their intervals, also over all questions together."""
+    row: dict[str, Any] = {"mean": round(float(np.mean([one.ndcg.mean() for one in found.values()])), 4)}
+    for name, one in found.items():
+        row[name] = {"nDCG@10": round(float(one.ndcg.mean()), 4), "chunks": one.num_chunks, "questions": len(one.ndcg)}
+        row[name]["minus the default"] = shown(interval(one.ndcg, default[name].ndcg))
+    ours, theirs = (np.concatenate([one.ndcg for one in of.values()]) for of in (found, default))
+    return row | {"all questions, minus the default": shown(interval(ours, theirs))}
+
+
+def _of_chunking(sets: Sequence[JudgedSet], folder: Path, chunking: Chunking) -> dict[str, _Chunked]:
+    found = {one.name: _chunked(one, folder, chunking) for one in sets}
+    shares = {name: (round(float(one.ndcg.mean()), 4), one.num_chunks) for name, one in found.items()}
+    print(f"{chunking.tokens} / {chunking.overlap}", shares, flush=True)
+    return found
+
+
+def _chunked(judged: JudgedSet, folder: Path, chunking: Chunking) -> _Chunked:
     questions = judged.part("tuning")
     known = {document.id for document in judged.documents}
     assert all(one.answers <= known for one in questions)
@@ -116,7 +144,7 @@ def _of_chunking(judged: JudgedSet, folder: Path, chunking: Chunking) -> tuple[f
         collection.add(judged.documents)
         found = collection.search_many([one.text for one in questions], K, tuning=Tuning(per_document=1))
         ranked = [[hit.document for hit in hits] for hits in found]
-        return round(float(Judgement.of(ranked, [one.answers for one in questions]).ndcg.mean()), 4), len(collection)
+        return _Chunked(len(collection), Judgement.of(ranked, [one.answers for one in questions]).ndcg)
 
 
 if __name__ == "__main__":
