@@ -19,6 +19,7 @@ from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.open import open_weights
 from kvarn.models.describe import describe
 from kvarn.models.spec import Autoregressive, MaskedDiffusion
+from tests.damaged_models import assert_damage_is_refused
 from tests.diffusion_models import CONFIGS, LIKE, MASK_ID, diffusion_tensors, tiny_diffusion
 from tests.parity.test_diffusion_models import TorchModel
 from tests.running import all_logits, layout_of, scattered_table
@@ -86,7 +87,7 @@ REFUSED: dict[str, Any] = {
 }
 
 
-# Of LLaDA, LLaDA-MoE and SDAR: every head of LLaDA has keys of its own.
+# Also as GGUF. Every head of LLaDA has keys of its own.
 ODD_SHAPES: dict[str, list[dict[str, Any]]] = {
     "llada": [shape | {"num_key_value_heads": shape["num_attention_heads"], "head_dim": None} for shape in SHAPES],
     "llada-moe": [
@@ -95,6 +96,7 @@ ODD_SHAPES: dict[str, list[dict[str, Any]]] = {
         SHAPES[2] | {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 10},
     ],
     "sdar": [shape | {"block_size": size} for shape, size in zip(SHAPES, (5, 7, 11), strict=True)],
+    "dream": [shape | {"head_dim": None} for shape in SHAPES],
 }
 
 
@@ -196,14 +198,25 @@ def test_models_with_names_of_their_own_have_them_too(
         assert np.abs(logits_of(backend, path, ids) - found).max() <= 2e-5 * max(1.0, float(np.abs(found).max()))
 
 
+@pytest.mark.parametrize("format", ["safetensors", "gguf"])
 @pytest.mark.parametrize("shape", range(len(LLADA2_SHAPES)))
-def test_logits_of_llada_2_are_those_of_the_transcription(shape: int, tmp_path: Path) -> None:
+def test_logits_of_llada_2_are_those_of_the_transcription(
+    shape: int, format: Literal["safetensors", "gguf"], tmp_path: Path
+) -> None:
     changes = LLADA2_SHAPES[shape]
-    path = tiny_diffusion("llada2", tmp_path, **changes)
+    path = tiny_diffusion("llada2", tmp_path, format, **changes)
     ids = token_ids(CONFIGS["llada2"]["vocab_size"])
     expected = TorchModel("llada2", **changes).logits(ids)
     assert np.std(expected) > 0.1
-    assert np.abs(reference_logits(path, ids) - expected).max() <= TOLERANCE
+    found = reference_logits(path, ids)
+    assert np.abs(found - expected).max() <= TOLERANCE
+    for backend in (NativeBackend(2), torch_cpu()):
+        assert np.abs(logits_of(backend, path, ids) - found).max() <= 2e-5 * max(1.0, float(np.abs(found).max()))
+
+
+@pytest.mark.parametrize("arch", CONFIGS)
+def test_damaged_files_are_refused(arch: str, tmp_path: Path) -> None:
+    assert_damage_is_refused(open_weights(tiny_diffusion(arch, tmp_path, "gguf")), len(arch))
 
 
 def test_merged_experts_of_llada_2_are_the_same_model(tmp_path: Path) -> None:

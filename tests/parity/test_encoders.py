@@ -22,6 +22,7 @@ from kvarn.models.config.encoder_families import ENCODERS
 from kvarn.models.config.keys import ANY, OF_ONE_TYPE
 from kvarn.models.describe import Description, describe
 from kvarn.models.spec import Encoder
+from tests.damaged_models import assert_damage_is_refused
 from tests.running import batch_of, layout_of
 from tests.tiny_encoders import (
     DENSE,
@@ -122,7 +123,9 @@ def test_a_gguf_file_gives_the_vectors_of_transformers(family: str, shape: int, 
     if family == "nomic_bert":
         folder = nomic_of_its_authors(folder, tmp_path / "authors")
         assert np.abs(vectors_of(ReferenceBackend(), folder) - expected).max() <= TOLERANCE
-    assert np.abs(vectors_of(ReferenceBackend(), encoder_gguf(folder)) - expected).max() <= TOLERANCE
+    path = encoder_gguf(folder)
+    assert np.abs(vectors_of(ReferenceBackend(), path) - expected).max() <= TOLERANCE
+    assert_damage_is_refused(open_weights(path), shape)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -14,19 +14,17 @@ from kvarn.backends.native import _native
 from kvarn.backends.native.backend import NativeBackend
 from kvarn.backends.protocol import Backend
 from kvarn.backends.reference.backend import ReferenceBackend
-from kvarn.errors import ModelError
 from kvarn.formats.open import open_weights
-from kvarn.formats.weights import TensorType, WeightSource
+from kvarn.formats.weights import TensorType
 from kvarn.models.describe import Description, describe
 from kvarn.models.recurrent import recurrent_of
 from kvarn.models.spec import MixtureOfExperts, ModelSpec
 from kvarn.models.state_layers import Mamba, Mamba2
-from kvarn.models.tensors.shapes import FOLDED
+from tests.damaged_models import assert_damage_is_refused
 from tests.family_gguf import WITHOUT_GGUF, family_gguf
 from tests.running import all_logits, batch_of, layout_of, scattered_table
 from tests.tiny_families import FAMILIES, SHAPES, VOCAB, family_folder
 from tests.torch_backend import torch_cpu
-from tests.unit.models.edited import Edited
 
 torch = pytest.importorskip("torch")
 
@@ -107,26 +105,7 @@ def test_a_gguf_file_gives_the_logits_of_transformers(family: str, shape: int, m
     folder, expected = made.folder(family, shape)
     path = family_gguf(folder)
     assert np.abs(logits_of(ReferenceBackend(), path) - expected).max() <= TOLERANCE
-    _assert_damage_is_refused(open_weights(path), zlib.crc32(f"{family}-{shape}".encode()))
-
-
-def _assert_damage_is_refused(source: WeightSource, seed: int) -> None:
-    """Tensors that are missing or of other shapes are named."""
-    names = [name for name in source.tensors if name not in FOLDED]
-    for name in [names[int(i)] for i in np.random.default_rng(seed).integers(0, len(names), 4)]:
-        *stem, last = source.tensors[name].shape
-        for shape in (None, (*stem, last + 32)):
-            if shape is None and _may_be_missing(name, names):
-                continue
-            with pytest.raises(ModelError, match=r"tensor") as error:
-                describe(Edited(source, shapes={name: shape}))
-            assert len(str(error.value)) < 600
-
-
-def _may_be_missing(name: str, names: list[str]) -> bool:
-    """Without it the file has another model: a tied head, values that are the keys, no bias in any layer."""
-    is_only = sum(other.endswith(f".{name.split('.', 2)[-1]}") for other in names) == 1
-    return name.startswith("output.") or name.endswith("attn_v.weight") or (name.endswith(".bias") and is_only)
+    assert_damage_is_refused(open_weights(path), zlib.crc32(f"{family}-{shape}".encode()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
