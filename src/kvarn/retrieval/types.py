@@ -131,6 +131,7 @@ class Hit:
     lines: Lines | None = None
     page: int | None = None
     relevance: float | None = None  # how likely it answers the query, 0 to 1; None: found by words alone
+    ordinal: int | None = None  # of the chunk in its document, from 0
 
     @property
     def place(self) -> str:

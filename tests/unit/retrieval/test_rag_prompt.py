@@ -9,6 +9,7 @@ import pytest
 
 from kvarn.errors import InvalidParameter
 from kvarn.retrieval.collection import Collection
+from kvarn.retrieval.ingest.chunking import Chunking
 from kvarn.retrieval.search.rag_prompt import (
     NO_SOURCES,
     every_sentence_cited,
@@ -17,7 +18,7 @@ from kvarn.retrieval.search.rag_prompt import (
     last_question,
     with_sources,
 )
-from kvarn.retrieval.types import MAX_QUERY_CHARS, Document, Hit
+from kvarn.retrieval.types import MAX_QUERY_CHARS, Document, Hit, Kind
 from kvarn.structured.constraints import Regex
 from tests.unit.retrieval.words import WordEmbedder
 
@@ -65,6 +66,36 @@ def test_chunks_inside_of_others_or_apart_stay_right() -> None:
     assert joined([whole, inner]) == [whole]
     apart, other = Hit("d#2", "gh", 0.1, "", (6, 8), "d"), Hit("e#0", "abc", 0.1, "", (7, 10), "e")
     assert joined([whole, apart, other]) == [whole, apart, other]
+
+
+@pytest.mark.parametrize("kind", ["markdown", "html"])
+def test_neighbours_are_one_source_also_across_headings(tmp_path: Path, kind: Kind) -> None:
+    text = "# Mill\n\nA mill grinds grain.\n\n## Wheel\n\nA wheel turns a mill.\n\n\n## Stars\n\nStars shine at night."
+    with Collection("c", folder=tmp_path, model=WordEmbedder(), chunking=Chunking(8, 0)) as collection:
+        collection.add([Document(text, id="d", kind=kind), Document("A mill.", id="e")])
+        hits = {hit.id: hit for hit in collection.search("mill wheel stars", 10)}
+        mill, wheel, stars = (hits[f"d#{n}"] for n in range(3))
+        (source,) = joined([mill, wheel, stars])
+        assert (source.text, source.span) == (text, (0, len(text)))
+        assert (source.heading, source.id) == ("Mill", max((mill, wheel, stars), key=lambda hit: hit.score).id)
+        assert [one.id for one in joined([mill, stars])] == ["d#0", "d#2"]
+        assert [one.id for one in joined([wheel, hits["e#0"]])] == ["d#1", "e#0"]
+
+
+def test_between_neighbours_on_other_lines_are_breaks_and_indentation() -> None:
+    text = "def grind():\n    return 1"
+    first, second = Hit("d#0", text[:12], 0.1, "", (0, 12), "d", lines=(1, 1), ordinal=0), text[17:]
+    below = Hit("d#1", second, 0.2, "", (17, len(text)), "d", lines=(2, 2), ordinal=1)
+    (source,) = joined([first, below])
+    assert (source.text, source.id, source.lines) == (text, "d#1", (1, 2))
+
+
+def test_neighbours_far_apart_stay_apart(tmp_path: Path) -> None:
+    with Collection("c", folder=tmp_path, model=WordEmbedder(), chunking=Chunking(8, 0)) as collection:
+        collection.add([Document("A mill grinds grain all day." + " " * 5_000 + "A wheel turns a mill.", id="d")])
+        hits = sorted(collection.search("mill wheel", 10), key=lambda hit: hit.span)
+        assert [hit.ordinal for hit in hits] == [0, 1]
+        assert joined(hits) == hits
 
 
 def test_a_budget_too_small_for_the_best_source_is_refused_with_the_numbers() -> None:

@@ -31,6 +31,7 @@ NO_SOURCES = "No source was found for this question; say so."
 REFUSAL = "This is not in your documents."
 MIN_RELEVANCE = 0.4  # of the best hit; chosen on tuning sets, see docs/retrieval.md
 MAX_REFUSAL_CHARS = 500
+MAX_BLANKS = 32  # between chunks that are one source
 Cite = Literal["free", "every_sentence"]
 
 
@@ -155,30 +156,51 @@ def fit(hits: Sequence[Hit], budget: int, count: Count) -> tuple[list[Hit], list
 
 
 def joined(hits: Sequence[Hit]) -> list[Hit]:
-    """Chunks that overlap as one, so that the prompt has no text twice; in the order of their documents and spans."""
+    """Chunks that overlap or are neighbours as one source; in the order of their documents and spans."""
     sources: list[Hit] = []
+    last_chunk: Hit | None = None  # of the last source
     for hit in hits:
-        last = sources[-1] if sources else None
-        if last is not None and last.document == hit.document and last.span[0] <= hit.span[0] < last.span[1]:
-            sources[-1] = _union(last, hit)
+        if last_chunk is not None and (_overlap(sources[-1], hit) or _are_neighbours(last_chunk, hit)):
+            sources[-1] = _union(sources[-1], hit)
         else:
             sources.append(hit)
+        if sources[-1].span[1] == hit.span[1]:
+            last_chunk = hit
     return sources
 
 
+def _overlap(first: Hit, second: Hit) -> bool:
+    return first.document == second.document and first.span[0] <= second.span[0] < first.span[1]
+
+
+def _are_neighbours(first: Hit, second: Hit) -> bool:
+    """Whether there is nothing between two chunks but a few blanks."""
+    if first.document != second.document or first.ordinal is None or second.ordinal is None:
+        return False
+    return second.ordinal == first.ordinal + 1 and second.span[0] - first.span[1] <= MAX_BLANKS
+
+
 def _union(first: Hit, second: Hit) -> Hit:
-    """One hit of both texts, under the id and the scores of the better one; a hit's text is that of its span."""
+    """One hit of both texts, under the id and the scores of the better one; its text is as long as its span."""
     start, end = first.span[0], max(first.span[1], second.span[1])
     lines = (first.lines[0], max(first.lines[1], second.lines[1])) if first.lines and second.lines else None
     return replace(
         max(first, second, key=lambda hit: hit.score),
-        text=first.text + second.text[first.span[1] - second.span[0] :],
+        text=first.text + _blanks(first, second) + second.text[max(first.span[1] - second.span[0], 0) :],
         span=(start, end),
         relevance=max((one.relevance for one in (first, second) if one.relevance is not None), default=None),
         highlights=(),
+        heading=first.heading,
         lines=lines,
         page=first.page,
     )
+
+
+def _blanks(first: Hit, second: Hit) -> str:
+    """What is between neighbours, as far as their places tell: blanks, as many as there are."""
+    count = max(second.span[0] - first.span[1], 0)
+    num_breaks = second.lines[0] - first.lines[1] if first.lines and second.lines else count - (count == 1)
+    return "\n" * min(num_breaks, count) + " " * (count - num_breaks)
 
 
 def with_sources(messages: Sequence[Message], hits: Sequence[Hit]) -> list[Message]:

@@ -164,4 +164,5 @@ def _hit(stored: StoredChunk, score: float, relevance: float | None, spans: Span
         highlights=spans(chunk.text),
         lines=chunk.lines,
         page=chunk.page,
+        ordinal=stored.ordinal,
     )
