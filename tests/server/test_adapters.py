@@ -231,3 +231,31 @@ def test_llama_servers_field_mixes_adapters_by_their_ids(admin: httpx.Client) ->
     wrong = {"input_prefix": "a", "input_suffix": "b", "lora": [{"id": 9, "scale": 1.0}]}
     assert "2 adapters" in refusal(admin, "/infill", wrong)["message"]
     answer(admin, UNLOAD, {"lora_name": "mine"})
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_chat_and_text_completions_take_the_field_too(path: str, admin: httpx.Client) -> None:
+    answer(admin, LOAD, {"lora_name": "mine", "lora_path": "rust"})
+    asked = {"messages": [{"role": "user", "content": PROMPT}]} if path == CHAT else {"prompt": PROMPT}
+
+    def told(model: str = "tiny", **fields: Any) -> str:
+        body = {"model": model, **asked, "max_tokens": 24, "temperature": 0, "ignore_eos": True, **fields}
+        whole = answer(admin, path, body)
+        found: str = whole["choices"][0]["message"]["content"] if path == CHAT else whole["choices"][0]["text"]
+        assert joined(chunks(admin, path, body)) == found
+        assert whole["model"] == model
+        return found
+
+    both = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 0.5}]
+    ways = [told(), told("sql"), told("mine"), told(lora=both), told(lora=[{"id": 1, "scale": 0.25}])]
+    assert len(set(ways)) == 5
+    assert told(lora=[{"id": 0, "scale": 1}]) == told("mine", lora=[{"id": 0, "scale": 1}]) == ways[1]
+    assert told("sql", lora=[]) == told("mine", lora=[{"id": 1, "scale": 0}]) == ways[0]
+    assert told("sql", lora=both) == told("mine", lora=both[::-1]) == ways[3]
+    for wrong, words in (
+        ({"id": 2, "scale": 1.0}, "2 adapters"),
+        ({"id": 0}, "scale"),
+        ({"id": 0, "scale": 1e9}, "1000"),
+    ):
+        assert words in refusal(admin, path, {"model": "tiny", **asked, "lora": [wrong]})["message"]
+    answer(admin, UNLOAD, {"lora_name": "mine"})

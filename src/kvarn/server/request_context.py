@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -181,10 +181,16 @@ class RequestContext:
             require_wanted()
             yield part
 
-    async def use_model(self, models: ModelPool, name: str) -> ServedModel:
-        """A loaded model, which stays loaded until the response is out; ModelNotFound for unknown names."""
+    async def use_model(
+        self, models: ModelPool, name: str, lora_factors: Mapping[int, float] | None = None
+    ) -> ServedModel:
+        """A loaded model, which stays loaded until the response is out; ModelNotFound for unknown names.
+
+        lora_factors: of adapters by their ids, in place of the one that the name may stand for.
+        """
         entering = self.held.enter_async_context(models.use(name))
-        return await (entering if models.is_loaded(name) else self.while_awaited(entering))
+        model = await (entering if models.is_loaded(name) else self.while_awaited(entering))
+        return model if lora_factors is None else await models.adapters.mixed(models, model, lora_factors)
 
     def reply(self, payload: Payload) -> Response:
         """A JSON response with the headers of the request's limits."""

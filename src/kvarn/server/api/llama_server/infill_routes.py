@@ -12,6 +12,7 @@ from kvarn.server.api.llama_server.infill_schema import InfillAnswer, InfillBody
 from kvarn.server.api.llama_server.infill_translation import infill_params, prepared_infill
 from kvarn.server.api.llama_server.infill_writer import InfillWriter, event_bytes
 from kvarn.server.api.openai.errors import error_body
+from kvarn.server.api.openai.sampling_schema import lora_factors
 from kvarn.server.api.schema import EVENT_STREAM, body_of
 from kvarn.server.chat.generation_plan import RequestOptions
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
@@ -33,9 +34,8 @@ async def infill(request: Charged, models: Models, generations: RunningGeneratio
     """Write the text between input_prefix and input_suffix, whole or as a stream."""
     body = await request.body(InfillBody)
     params = infill_params(body, settings.max_n)
-    model = await request.use_model(models, body.model or models.default_id)  # llama.vim sends an empty one
-    if body.lora is not None:
-        model = await models.adapters.mixed(models, model, {one.id: one.scale for one in body.lora})
+    name = body.model or models.default_id  # llama.vim sends an empty one
+    model = await request.use_model(models, name, lora_factors(body.lora))
     generation = await generations.begin(request, model, [partial(prepared_infill, model, body, params)], OPTIONS)
     if "infill" in (body.samplers or ()):
         request.warn("ignored: the sampler infill")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 
-from kvarn.server.api.openai.sampling_schema import INT31, Breaker, StopString, TokenId, TopLogprobs
+from kvarn.server.api.openai.sampling_schema import INT31, Breaker, LoraFactors, StopString, TokenId, TopLogprobs
 from kvarn.server.api.schema import Answer, BadItem, Body
 from kvarn.types import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_STRINGS
 
@@ -113,13 +113,6 @@ class InfillFile(Body):
     filename: str | None = Field(None, max_length=MAX_NAME)
 
 
-class LoraFactor(Body):
-    """One adapter of a request and what it is multiplied by."""
-
-    id: int = Field(ge=0, le=2**31 - 1)
-    scale: float = Field(ge=-1000, le=1000)
-
-
 class InfillBody(Body):
     """Two texts, and what else is known of the project. What steers llama-server's own machinery has no effect."""
 
@@ -177,7 +170,7 @@ class InfillBody(Body):
     json_schema: dict[str, Any] | None = None
     grammar_lazy: Never | None = None
     post_sampling_probs: Never | None = None
-    lora: Annotated[list[LoraFactor], Field(max_length=8)] | None = Field(
+    lora: LoraFactors | None = Field(
         None, description="Adapters by the ids of /lora-adapters; an empty list is the base"
     )
     mirostat: Off | None = None

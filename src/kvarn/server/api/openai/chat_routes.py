@@ -12,6 +12,7 @@ from kvarn.server.api.openai.chat_schema import ChatAnswer, ChatBody
 from kvarn.server.api.openai.chat_stream import STREAM_FORMAT, chat_events
 from kvarn.server.api.openai.chat_writer import ChatWriter
 from kvarn.server.api.openai.envelope import Envelope
+from kvarn.server.api.openai.sampling_schema import lora_factors
 from kvarn.server.api.openai.translation import conversation_of, options_of
 from kvarn.server.api.schema import EVENT_STREAM, body_of
 from kvarn.server.chat.generation_plan import chat_submission
@@ -40,7 +41,7 @@ async def chat_completions(
     """Answer a conversation, whole or as a stream."""
     body = await request.body(ChatBody)
     chat = await request.on_body(lambda: conversation_of(body, settings.max_n))
-    model = await request.use_model(models, body.model)
+    model = await request.use_model(models, body.model, lora_factors(body.lora))
     chat = with_effort(request, model, chat, "reasoning_effort")
     grounded, has_passages = None, False
     if body.retrieval is not None:

@@ -15,6 +15,7 @@ from kvarn.server.api.openai.chat_stream import STREAM_FORMAT
 from kvarn.server.api.openai.completions_schema import CompletionAnswer, CompletionBody
 from kvarn.server.api.openai.completions_writer import TextWriter, text_events
 from kvarn.server.api.openai.envelope import Envelope
+from kvarn.server.api.openai.sampling_schema import lora_factors
 from kvarn.server.api.openai.translation import constraint_field, options_of, text_params
 from kvarn.server.api.schema import EVENT_STREAM, InvalidField, body_of
 from kvarn.server.chat.generation import Generation
@@ -41,7 +42,7 @@ async def completions(
     body = await request.body(CompletionBody)
     params = text_params(body, settings.max_n)
     check_answers(len(body.prompt) * params.n, settings.queue_limit)
-    model = await request.use_model(models, body.model)
+    model = await request.use_model(models, body.model, lora_factors(body.lora))
     if body.suffix and model.entry.can_fill:
         filling = SuffixFilling(model, body, params)
         prepare = [one.submission for one in filling.middles]

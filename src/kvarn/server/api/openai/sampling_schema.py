@@ -27,6 +27,21 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = Field(None, description="The number of tokens so far in every chunk")
 
 
+class LoraFactor(Body):
+    """One adapter of a request and what it is multiplied by, as llama-server has it."""
+
+    id: int = Field(ge=0, le=INT31, description="Of /lora-adapters")
+    scale: float = Field(ge=-1000, le=1000)
+
+
+LoraFactors = Annotated[list[LoraFactor], Field(max_length=8)]
+
+
+def lora_factors(given: list[LoraFactor] | None) -> dict[int, float] | None:
+    """What each adapter is multiplied by; of one that is named twice, the last."""
+    return None if given is None else {one.id: one.scale for one in given}
+
+
 class SamplingBody(Body):
     """Everything but the prompt. null is the same as leaving a field out."""
 
@@ -62,6 +77,9 @@ class SamplingBody(Body):
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Clamped to what the key may")
     cache_salt: str | None = Field(None, min_length=1, max_length=256, description="Shares cached prefixes with itself")
     speculate: bool | None = Field(None, description="false: no guessed tokens, one at a time")
+    lora: LoraFactors | None = Field(
+        None, description="Adapters in place of the one that model names; an empty list is the base"
+    )
     diffusion: DiffusionBody | None = Field(None, description="How a diffusion model denoises")
     guided_json: dict[str, Any] | Annotated[str, Field(min_length=1)] | None = None
     guided_regex: str | None = Field(None, min_length=1)
