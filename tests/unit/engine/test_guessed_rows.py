@@ -1,4 +1,4 @@
-"""Guessed tokens have rows in a step only where nobody else would find it longer, and in blocks nobody else may need."""
+"""Guessed tokens have rows in a step only where nobody else would find it longer, in blocks nobody else may need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sevens:
 
     source = "script"
 
-    def propose(self, request: Request, max_tokens: int) -> Proposal | None:  # noqa: ARG002
+    def propose(self, request: Request, max_tokens: int) -> Proposal | None:
         return Proposal(self.source, [7] * min(NUM_GUESSES, max_tokens), 3)
 
 
