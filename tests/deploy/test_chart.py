@@ -153,6 +153,27 @@ def test_routers_find_the_pods_and_are_what_clients_reach() -> None:
     assert (given.discover, given.max_replicas) == ("http://demo-replicas.ai:8000", 64)
 
 
+@pytest.mark.parametrize("has_routers", [False, True])
+def test_every_pod_is_scraped_once_and_prometheus_may_reach_it(has_routers: bool) -> None:
+    metrics = {"serviceMonitor": True, "interval": "7s"}
+    routers = {"router": {"enabled": has_routers, "clusterKeySecret": "secret"}}
+    objects = rendered(OPEN | {"metrics": metrics, "redis": {"enabled": True}} | routers)
+    wanted = of_kind(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"].items()
+    scraped = [
+        one["spec"]["selector"]
+        for one in objects
+        if one["kind"] == "Service" and wanted <= one["metadata"]["labels"].items()
+    ]
+    for name in ("demo", "demo-router") if has_routers else ("demo",):
+        pod = of_kind(objects, "Deployment", name)["spec"]["template"]
+        labels = pod["metadata"]["labels"].items()
+        assert [selector.items() <= labels for selector in scraped].count(True) == 1
+        assert "http" in {port["name"] for container in pod["spec"]["containers"] for port in container["ports"]}
+        admitted = of_kind(objects, "NetworkPolicy", name)["spec"]["ingress"]
+        assert "kubernetes.io/metadata.name" in str(admitted)
+    assert len(scraped) == 1 + has_routers  # not Redis, which has no such page
+
+
 def route_options(args: list[str]) -> Any:
     """What `kvarn route` makes of arguments."""
     from typer.testing import CliRunner

@@ -9,11 +9,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.chat_model import write_chat_model
 from tests.deploy.charting import CHART, ROOT, WHY, yaml
-from tests.server.process import ServerProcess
+from tests.server.routed import RouterProcess, cluster_files, replica
 
 RULES = CHART / "files" / "rules.yaml"
 TESTS = Path(__file__).parent / "rules_test.yaml"
@@ -23,11 +23,15 @@ USERS = [RULES, CHART / "files" / "board.json", CHART / "templates" / "autoscali
 
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names in /metrics of a server that nobody has asked anything."""
-    model = write_chat_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
-    with ServerProcess("--model", model) as server, server.client() as http:
-        lines = http.get("/metrics").text.splitlines()
+    """The names in /metrics of a server and of a router that nobody has asked anything."""
+    model, key = cluster_files(tmp_path_factory.mktemp("model"))
+    with replica(model, key) as server, RouterProcess(key, [server.url]) as router:
+        lines = [line for one in (server, router) for line in _metrics(one.url).splitlines()]
     return {re.split(r"[{ ]", line, maxsplit=1)[0] for line in lines if line and not line.startswith("#")}
+
+
+def _metrics(url: str) -> str:
+    return httpx.get(url + "/metrics", trust_env=False).text
 
 
 @pytest.mark.parametrize("path", USERS, ids=lambda path: path.name)

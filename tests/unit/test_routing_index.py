@@ -168,6 +168,26 @@ def test_a_hot_replica_loses_affinity_alone() -> None:
     assert [fleet.route(prefixes[n], 0b111)[0] for n in (1, 2)] == [1, 2]
 
 
+def test_a_replica_that_says_it_is_busy_beyond_all_bounds_moves_its_own_share_alone() -> None:
+    fleet = Fleet(["a", "b", "c"])
+    hasher, prefixes = TextHasher(KEY), {}
+    for number in range(3):
+        replica = Replica(number, fleet)
+        prefixes[number] = hasher.prefix(b"key", {"messages": [{"role": "user", "content": f"{number}" * 400}]})
+        assert prefixes[number] is not None
+        _insert(replica, [number] * 100, list(prefixes[number].marks()))
+        if number == 0:
+            replica.tell(FeedFrame("ready", ReplicaLoad(2**62, 2**62, 2**62)))
+    went = [fleet.route(prefixes[turn % 3], 0b111) for turn in range(300)]
+    assert [number for number, _ in went].count(0) == 0
+    assert {number for number, _ in went[1::3]} == {1}
+    assert {number for number, _ in went[2::3]} == {2}
+    for _, routed in went:
+        fleet.end(routed)
+    fleet.hear(0, FeedFrame("ready", ReplicaLoad()))
+    assert [fleet.route(prefixes[n], 0b111)[0] for n in range(3)] == [0, 1, 2]
+
+
 def test_a_replica_that_says_it_is_idle_is_counted_by_what_it_was_sent() -> None:
     fleet = Fleet(["a", "b"])
     for number in range(2):
