@@ -90,12 +90,11 @@ def _ask_model(docs: Collection, model: str, cites: Sequence[str], questions: Se
 def _answered(llm: kvarn.LLM, docs: Collection, row: Row, cite: str) -> Row:
     messages = [{"role": "user", "content": row["question"]}]
     answer = llm.chat(messages, PARAMS, retrieve=docs.grounding(k=K, cite=cite))
-    hits = {hit.id: hit.text for hit in docs.search(row["question"], K)}
     return {
         "question": row["question"],
         "passage": row.get("passage"),  # None: the documents leave it open
         "text": answer.text,
-        "sources": [hits[citation.id] for citation in answer.citations],
+        "sources": [citation.text for citation in answer.citations],
         "sentences": [
             {"text": answer.text[slice(*one.span)], "cited": sorted(passage.number for passage in one.passages)}
             for one in answer.sentences
