@@ -43,7 +43,7 @@ def main() -> None:
     peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     found = {
         "engine": args.engine,
-        "version": module.version(),
+        "version": (engine if hasattr(engine, "version") else module).version(),
         "is_protected": is_protected,
         "rows": measured,
         "roofline": getattr(engine, "roofline", dict)(),
@@ -53,11 +53,12 @@ def main() -> None:
 
 
 def measure(engine: Engine, row: Row, steps: int, repeats: int) -> dict[str, Any] | None:
-    """The median of a few measurements in this launch, the first (which warms up) left out where there are more."""
+    """The median of a few measurements in this launch, without the first where that warms up."""
+    num_cold = 0 if getattr(engine, "is_warm", False) else 1
     speeds: list[float] = []
     started = time.perf_counter()
     try:
-        for _ in range(repeats + 1):
+        for _ in range(repeats + num_cold):
             speed = engine.tokens_per_s(row, steps)
             if speed is None:
                 return None
@@ -67,7 +68,7 @@ def measure(engine: Engine, row: Row, steps: int, repeats: int) -> dict[str, Any
     except Exception as error:  # one row a peer fails at must not cost the others
         print(f"{row.name}: {error}", file=sys.stderr)
         return {"error": str(error)[:200]}
-    return {"tokens_per_s": round(statistics.median(speeds[1:] or speeds), 2)}
+    return {"tokens_per_s": round(statistics.median(speeds[num_cold:] or speeds), 2)}
 
 
 if __name__ == "__main__":

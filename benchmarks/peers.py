@@ -1,7 +1,7 @@
 """Our speed beside the peers' on one model file: every row of `kvarn bench model`, in turns, launch by launch.
 
     python -m benchmarks.peers MODEL.gguf [--launches 5] [--rows decode,batch-8] [--engines kvarn,openvino]
-        [--python openvino=/path/to/python] [--llama-bench /path/to/llama-bench]
+        [--python openvino=/path/to/python] [--llama-bench /path/to/llama-bench] [--ik-llama-bench /path/to/llama-bench]
 
 Speed varies between launches of a process more than within one, so a figure is the median of launches, each a process
 of its own, the engines taking turns. Engines that are not installed are named and left out. Prints a table and one line
@@ -18,8 +18,7 @@ from typing import Any
 
 from tests.results import write_result
 
-from benchmarks.engines import ENGINES
-from benchmarks.engines.llama_bench import PATH_VARIABLE
+from benchmarks.engines import ENGINES, ik_llama, llama_bench
 from benchmarks.goals import goals_of
 from benchmarks.plot import svg
 from benchmarks.turns import OURS, Runs, cell, command_line, make_parser, missing_of, parse, take_turns
@@ -45,6 +44,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=32, help="decode steps of one measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of a row within a launch")
     parser.add_argument("--llama-bench", metavar="PATH", help="native llama-bench (llama-batched-bench beside it)")
+    parser.add_argument("--ik-llama-bench", metavar="PATH", help="the same of ik_llama.cpp")
     return parse(parser, words, ENGINES)
 
 
@@ -54,7 +54,8 @@ def _launch_all(args: argparse.Namespace) -> dict[str, Runs]:
         command += ["--threads", str(args.threads), "--rows", args.rows]
         return [*command, "--steps", str(args.steps), "--repeats", str(args.repeats)]
 
-    variables = {PATH_VARIABLE: str(Path(args.llama_bench).resolve())} if args.llama_bench else {}
+    binaries = {llama_bench.PATH_VARIABLE: args.llama_bench, ik_llama.PATH_VARIABLE: args.ik_llama_bench}
+    variables = {name: str(Path(path).resolve()) for name, path in binaries.items() if path}
     return take_turns(args, command_of, variables)
 
 
@@ -68,9 +69,10 @@ def compare(model: str, runs: dict[str, Runs], rows: tuple[Row, ...]) -> dict[st
         else {}
     )
     ceilings = {row.name: max(found["ceilings"][row.name] for found in rooflines) for row in rows} if rooflines else {}
-    goals = goals_of(model)
+    isa = rooflines[0].get("isa") if rooflines else None
+    goals = goals_of(model, isa)
     compared = {row.name: _compare_row(row.name, engines, goals, ceilings) for row in rows}
-    return {"model": model, "limits": limits, "rows": compared, "engines": engines}
+    return {"model": model, "isa": isa, "limits": limits, "rows": compared, "engines": engines}
 
 
 def _summary(runs: Runs, rows: tuple[Row, ...]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Ways to run a model file, ours and the peers': one module each, loaded only in the process that measures it.
 
-A module has `version() -> str` and `open_engine(model, threads, rows) -> Engine`; importing it fails with ImportError
-where the engine is not installed.
+A module has `open_engine(model, threads, rows) -> Engine` and `version() -> str`, or its engine has that where only a
+run tells; importing it fails with ImportError where the engine is not installed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ ENGINES = {
     "xllamacpp": "xllama",
     "llama-cpp-python": "llama_python",
     "llama-bench": "llama_bench",
+    "ik_llama": "ik_llama",
     "openvino": "openvino_cb",
     "transformers": "transformers_fp32",
 }

@@ -123,7 +123,8 @@ def _tables(spec: ModelSpec, layout: KVLayout, rows: Sequence[Row], max_steps: i
     for row in rows:
         longest = row.prompt or row.depth + 1 + max_steps
         if longest > spec.context_length:
-            raise ConfigError(f"{row.name} needs {longest:,} tokens, {spec.name!r} has {spec.context_length:,}")
+            text = f"{row.name} needs {longest:,} tokens, {spec.name!r} has {spec.context_length:,}"
+            raise ConfigError(f"{text}; choose other rows, or a model of a longer context")
         tables[row] = block_table(row, longest, layout.block_size) + np.int32(first)
         first = int(tables[row].max()) + 1
     return tables

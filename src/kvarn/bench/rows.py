@@ -6,7 +6,7 @@ A row is a prefill of `prompt` tokens, or steps of `batch` sequences that each a
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvarn.errors import ConfigError
@@ -29,24 +29,26 @@ class Row:
         return self.prompt > 0
 
 
-ROWS: tuple[Row, ...] = (
+ALL_ROWS: tuple[Row, ...] = (
     Row("prefill-128", prompt=128),
     Row("prefill-512", prompt=512),
     Row("decode", batch=1),
-    Row("decode-1024", batch=1, depth=1024),
+    *(Row(f"decode-{depth}", batch=1, depth=depth) for depth in (1024, 4096, 16384)),
     *(Row(f"batch-{batch}", batch=batch) for batch in (2, 4, 8, 16, 32)),
     Row(f"prefix-{PREFIX_SEQUENCES}", batch=PREFIX_SEQUENCES, depth=PREFIX_TOKENS, is_shared=True),
 )
+# What is measured unless rows are named: not every model has the context of the deep ones.
+ROWS = tuple(row for row in ALL_ROWS if row.depth <= 1024)
 
 
-def select_rows(names: Iterable[str], rows: Sequence[Row] = ROWS) -> tuple[Row, ...]:
-    """The rows called names, in the table's order; no names mean all of them."""
+def select_rows(names: Iterable[str]) -> tuple[Row, ...]:
+    """The rows called names, in the table's order; without names those that every model can run."""
     wanted = set(names)
-    unknown = sorted(wanted - {row.name for row in rows})
+    unknown = sorted(wanted - {row.name for row in ALL_ROWS})
     if unknown:
-        known = ", ".join(row.name for row in rows)
+        known = ", ".join(row.name for row in ALL_ROWS)
         raise ConfigError(f"rows is {unknown[0]!r:.60}; choose from {known}")
-    return tuple(row for row in rows if not wanted or row.name in wanted)
+    return tuple(row for row in ALL_ROWS if row.name in wanted) if wanted else ROWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ class ModelShape:
 SHAPES: dict[str, ModelShape] = {
     "smollm2-135m": ModelShape("llama", 30, 576, 1536, 9, 3, 49152, 8192, 1e5, 1e-5, "smollm"),
     "qwen2.5-0.5b": ModelShape("qwen2", 24, 896, 4864, 14, 2, 151936, 32768, 1e6, 1e-6, "qwen2", qkv_bias=True),
+    "qwen2.5-1.5b": ModelShape("qwen2", 28, 1536, 8960, 12, 2, 151936, 32768, 1e6, 1e-6, "qwen2", qkv_bias=True),
     "qwen3-0.6b": ModelShape(
         "qwen3", 28, 1024, 3072, 16, 8, 151936, 40960, 1e6, 1e-6, "qwen2", key_length=128, qk_norm=True
     ),

@@ -18,7 +18,7 @@ from tests.unit.bench.conftest import TINY
 
 
 def test_goals_go_by_the_files_name() -> None:
-    assert cold_goals_of("smollm2") == {"first_s": 1.0, "rss_mib": 260.0}
+    assert cold_goals_of("smollm2") == {"first_s": 0.5, "rss_mib": 260.0}
     assert cold_goals_of("qwen2.5-0.5b-Q4_0")["first_s"] == 1.8
     assert cold_goals_of("qwen2.5-0.5b-Q4_K_M") == {}
 

@@ -51,8 +51,8 @@ def test_a_model_on_torch_is_measured_without_the_limits_of_the_cpu_kernels(tiny
 
 
 def test_a_row_deeper_than_the_models_context_is_refused(tiny: Path) -> None:
-    with pytest.raises(ConfigError, match=r"needs 4,003 tokens, 'tiny' has 2,048"):
-        measure(tiny, ModelBench((Row("deep", batch=1, depth=4000),), 1, 2), EngineConfig(threads=1))
+    with pytest.raises(ConfigError, match=r"decode-4096 needs 4,099 tokens, 'tiny' has 2,048; choose other rows"):
+        measure(tiny, ModelBench(select_rows(["decode-4096"]), 1, 2), EngineConfig(threads=1))
 
 
 @native
@@ -107,6 +107,7 @@ def test_sequences_share_the_whole_blocks_of_a_prefix_and_nothing_else() -> None
 def test_rows_are_chosen_by_name_in_the_tables_order() -> None:
     assert [row.name for row in select_rows(["batch-8", "decode"])] == ["decode", "batch-8"]
     assert select_rows([]) == ROWS
+    assert [row.depth for row in select_rows(["decode-16384", "decode-4096"])] == [4096, 16384]
     with pytest.raises(ConfigError, match="choose from prefill-128"):
         select_rows(["decode-7"])
 

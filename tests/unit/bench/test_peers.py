@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from benchmarks.engines import ik_llama
 from benchmarks.goals import goals_of
 from benchmarks.peers import Runs, compare, parse_arguments
 from benchmarks.plot import svg
@@ -19,6 +20,13 @@ from kvarn.bench.rows import select_rows
 from tests.results import ROOT
 
 ROWS = select_rows(["prefill-128", "decode"])
+BATCHES = """
+main: n_kv_max = 648, n_batch = 2048, n_ubatch = 512, flash_attn = 1, is_pp_shared = 0, n_threads = 2
+
+|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |
+|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|
+|     1 |     16 |    8 |    136 |    0.021 |   380.95 |    0.336 |   381.25 |    0.357 |   380.95 |
+"""
 
 
 def _runs(*speeds: tuple[float | None, float], roofline: dict[str, Any] | None = None) -> Runs:
@@ -51,19 +59,23 @@ def test_without_peers_there_is_no_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "decode"),
+    ("model", "decode", "on_vnni"),
     [
-        ("smollm2", 1.7),
-        ("smollm2-135m-Q4_0", 1.35),
-        ("qwen2.5-coder-0.5b", 1.5),
-        ("qwen2.5-0.5b-Q4_0", 1.35),
-        ("qwen2.5-0.5b-Q8_0", 1.3),
-        ("llama-3.2-1b-Q4_K_M", 1.25),
-        ("llama-3.1-8b-Q4_K_M", None),
+        ("smollm2", 1.7, 2.2),
+        ("smollm2-135m-Q4_0", 1.35, 1.35),
+        ("qwen2.5-coder-0.5b", 1.5, 1.8),
+        ("qwen2.5-0.5b-Q4_0", 1.35, 1.35),
+        ("qwen2.5-0.5b-Q8_0", 1.3, 1.3),
+        ("qwen2.5-1.5b-Q4_K_M", None, 1.8),
+        ("llama-3.2-1b-Q4_K_M", 1.25, 1.25),
+        ("llama-3.1-8b-Q4_K_M", None, None),
     ],
 )
-def test_goals_are_found_by_the_files_name(model: str, decode: float | None) -> None:
-    assert goals_of(model).get("decode") == decode
+def test_goals_are_found_by_the_files_name_and_our_kernels(
+    model: str, decode: float | None, on_vnni: float | None
+) -> None:
+    assert goals_of(model, "avx2").get("decode") == decode
+    assert goals_of(model, "avx512_vnni").get("decode") == on_vnni
 
 
 def test_the_plot_has_a_bar_for_every_speed_and_a_line_for_the_ceiling() -> None:
@@ -93,3 +105,22 @@ def test_one_launch_of_ours_writes_json_and_a_plot_and_names_what_is_missing(tin
     assert written["figures"] == printed
     assert {"commit", "machine", "command"} <= written.keys()
     assert (tmp_path / "peers-tiny-Q4_0.svg").read_text().startswith("<svg")
+
+
+def test_ik_llama_is_asked_for_deep_rows_in_its_own_way_and_its_table_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, batched = tmp_path / "llama-bench", tmp_path / "llama-batched-bench"
+    bench.write_text(
+        '#!/bin/sh\nprintf \'%s\\n\' "$*" >> $0.log\necho \'[{"avg_ts": 70.5, "build_commit": "8337e4cd"}]\'\n'
+    )
+    batched.write_text(f"#!/bin/sh\ncat <<'END'\n{BATCHES}\nEND\n")
+    for binary in (bench, batched):
+        binary.chmod(0o755)
+    monkeypatch.setenv(ik_llama.PATH_VARIABLE, str(bench))
+    rows = select_rows(["prefill-512", "decode", "decode-4096", "batch-8"])
+    engine = ik_llama.open_engine(tmp_path / "model.gguf", 2, rows)
+    assert [engine.tokens_per_s(row, 16) for row in rows] == [70.5, 70.5, 70.5, 381.25]
+    asked = [line.partition(" -p ")[2] for line in (tmp_path / "llama-bench.log").read_text().splitlines()]
+    assert asked == ["512 -n 0", "0 -n 16", "0 -n 0 -gp 4096,16"]
+    assert "8337e4cd" in engine.version()

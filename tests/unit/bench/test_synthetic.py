@@ -51,7 +51,12 @@ def test_the_tokenizer_gives_text_back(tiny: Path) -> None:
 # Megabytes of weights in performance.md; a matching file has the rules of llama.cpp's quantiser right.
 @pytest.mark.parametrize(
     ("shape", "type", "megabytes"),
-    [("qwen2.5-0.5b", "Q4_0", 346), ("qwen2.5-0.5b", "Q4_K_M", 392), ("qwen2.5-0.5b", "Q8_0", 525)],
+    [
+        ("qwen2.5-0.5b", "Q4_0", 346),
+        ("qwen2.5-0.5b", "Q4_K_M", 392),
+        ("qwen2.5-0.5b", "Q8_0", 525),
+        ("qwen2.5-1.5b", "Q4_K_M", 980),
+    ],
 )
 def test_files_have_the_size_of_the_real_ones(shape: str, type: str, megabytes: int) -> None:
     assert _num_bytes(SHAPES[shape], type) / 1e6 == pytest.approx(megabytes, abs=0.5)

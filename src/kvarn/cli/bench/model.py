@@ -72,7 +72,10 @@ def _print_speeds(path: Path, bench: ModelBench, config: EngineConfig, only_json
 
 def bench_make(
     shape: Annotated[
-        str, typer.Argument(help="smollm2-135m, qwen2.5-0.5b, llama-3.2-1b, llama-3.1-8b, llada-small or llada-8b.")
+        str,
+        typer.Argument(
+            help="smollm2-135m, qwen2.5-0.5b, qwen2.5-1.5b, llama-3.2-1b, llama-3.1-8b, llada-small or llada-8b."
+        ),
     ],
     type: Annotated[str, typer.Argument(metavar="TYPE", help="Q4_0, Q8_0, Q4_K, ... or the mixes Q4_K_M, Q5_K_M.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="[default: SHAPE-TYPE.gguf]")] = None,
