@@ -35,6 +35,7 @@ pytestmark = pytest.mark.model
 PREFIX_TOKENS = 1000
 KV_TOKEN_BYTES = 23_040  # of SmolLM2, f16
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+LONG_ANSWER = GREEDY.replace(max_tokens=4000)
 NUM_ROWS = 32
 MAX_OVERHEAD = 0.05  # of a step of so many requests: everything but the backend; promised by the long form
 # In the short form: 0.03 to 0.045 on Zen 4, 0.081 to 0.085 on Zen 5, which computes a step in half the time.
@@ -115,8 +116,9 @@ def usual_gaps(listener: Listener) -> Callable[[int], float]:
     return about
 
 
-def start_answers(llm: LLM, listener: Listener, count: int, seed: int, max_tokens: int = 4000) -> list[RequestHandle]:
-    params = GREEDY.replace(max_tokens=max_tokens)
+def start_answers(
+    llm: LLM, listener: Listener, count: int, seed: int, params: SamplingParams = LONG_ANSWER
+) -> list[RequestHandle]:
     handles = [llm.submit(random_ids(32, seed + i), params, on_token=listener) for i in range(count)]
     for handle in handles:
         for _ in range(5):
@@ -131,10 +133,8 @@ def end_answers(handles: Sequence[RequestHandle]) -> None:
         handle.result(60)
 
 
-@pytest.mark.long
-def test_a_long_prompt_does_not_freeze_the_answers_beside_it(llm: LLM, size: Size, record: Record) -> None:
-    """Each gap against the same answers' gaps at the same length without the prompt."""
-    num_tokens = size(1500, 7000)
+def beside_a_long_prompt(llm: LLM, num_tokens: int) -> dict[str, Any]:
+    """Each gap between tokens against the same answers' gaps at the same length, without the prompt and guesses."""
     before_s = first_token_s(llm, random_ids(num_tokens, seed=1))
     listener, undisturbed = Listener(), Listener()
     handles = start_answers(llm, listener, 4, seed=100)
@@ -144,13 +144,14 @@ def test_a_long_prompt_does_not_freeze_the_answers_beside_it(llm: LLM, size: Siz
     assert {handle.state for handle in handles} == {RequestState.RUNNING}, "the answers were too short to measure"
     end_answers(handles)
     last = max(number for number, _ in gaps)
-    for handle in start_answers(llm, undisturbed, 4, seed=100, max_tokens=last + 1):
+    alone = LONG_ANSWER.replace(max_tokens=last + 1, speculate=False)
+    for handle in start_answers(llm, undisturbed, 4, seed=100, params=alone):
         handle.result(600)
     alone_s = (before_s + first_token_s(llm, random_ids(num_tokens, seed=3))) / 2
 
     usual = usual_gaps(undisturbed)
     stretches = [gap / usual(number) for number, gap in gaps]
-    figures = {
+    return {
         "prompt_tokens": num_tokens,
         "answer_tokens": last,
         "undisturbed_ms": [1000 * usual(number) for number in (gaps[0][0], last // 2, last)],
@@ -159,10 +160,31 @@ def test_a_long_prompt_does_not_freeze_the_answers_beside_it(llm: LLM, size: Siz
         "prefill_alone_s": alone_s,
         "prefill_share": alone_s / beside_s,
     }
-    record("long-prompt-beside-answers", figures)
+
+
+def check_nobody_froze(figures: dict[str, Any]) -> None:
     assert figures["median_stretch"] <= 2.2, figures
     assert figures["p99_stretch"] <= 3.0, figures
     assert figures["prefill_share"] >= 0.45, figures
+
+
+@pytest.mark.long
+def test_a_long_prompt_does_not_freeze_the_answers_beside_it(llm: LLM, size: Size, record: Record) -> None:
+    figures = beside_a_long_prompt(llm, size(1500, 7000))
+    record("long-prompt-beside-answers", figures)
+    check_nobody_froze(figures)
+
+
+@pytest.mark.long
+def test_a_long_prompt_does_not_freeze_answers_that_are_guessed(size: Size, record: Record) -> None:
+    """Guesses stand back for the prompt: the same bounds hold, against steps without guesses."""
+    config = EngineConfig(backend="native", kv_bytes=24_000 * KV_TOKEN_BYTES, speculation="auto")
+    with LLM(str(smollm2()), config=config) as llm:
+        figures = beside_a_long_prompt(llm, size(1500, 7000))
+        figures["accepted_tokens"] = sum(llm.stats().accepted_per_position)
+    record("long-prompt-beside-guessed-answers", figures)
+    check_nobody_froze(figures)
+    assert figures["accepted_tokens"] > 0
 
 
 @pytest.mark.long
