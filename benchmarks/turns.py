@@ -117,9 +117,13 @@ def missing_of(runs: Mapping[str, Runs]) -> dict[str, str]:
 
 
 def command_line(module: str) -> str:
-    """How this was called, without the folders: results are published, and paths of a machine are private."""
-    arguments = [re.sub(r"(^|=)/\S*/", r"\1", argument) for argument in sys.argv[1:]]
-    return shlex.join(["python", "-m", module, *arguments])
+    """How this was called."""
+    return shown(["python", "-m", module, *sys.argv[1:]])
+
+
+def shown(command: Sequence[str]) -> str:
+    """A command without the folders: results are published, and paths of a machine are private."""
+    return shlex.join(re.sub(r"(^|=)/\S*/", r"\1", word) for word in command)
 
 
 def cell(value: float | None, form: str) -> str:
