@@ -2,8 +2,8 @@
 
     python -m benchmarks.retrieval [recall] [latency] [embed] [ingest] [hot] [--num 5000] [--texts 500] [--output DIR]
 
-Small by default; the full sizes are `--num 100000 --texts 20000`, of `hot` `--texts 300`. Prints a table and one JSON line,
-last.
+Small by default; the full sizes are `--num 100000 --texts 20000`, of `hot` `--texts 300`. Prints a table and one JSON
+line, last.
 `python -m benchmarks.quiet python -m benchmarks.retrieval latency` keeps other processes out.
 """
 
