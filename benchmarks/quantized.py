@@ -126,16 +126,17 @@ class QuantizedFiles:
             print(json.dumps(report.as_dict()), flush=True)
 
     def methods(self, mix: str) -> None:
-        """A mix by every method beside llama.cpp's file of it; the sizes beside them are in quantized-MODEL.json."""
-        matrix, text = self.matrix(), self._calibration
+        """A mix by every method beside llama.cpp's file of it, and files of its size."""
+        matrix, text, theirs = self.matrix(), self._calibration, self.path(mix, "llama")
         made: dict[str, dict[str, Any]] = {"rtn": {"method": "rtn"}, "imatrix": {"imatrix": matrix}}
         made |= {name: {"method": name, "imatrix": matrix, "text": text} for name in FITTED}
-        if not self.path(mix, "llama").exists():
-            _run_llama(self._source, self.path(mix, "llama"), mix, "--imatrix", str(matrix), *self._their_threads())
+        made["size-gptq"] = made["gptq"] | {"measured": self._work / f"{self._model}.measured"}
+        self.write(mix)
         for name, options in made.items():
+            target = kvarn.SizeTarget(num_bytes=theirs.stat().st_size) if name.startswith("size") else mix
             if not self.path(mix, name).exists():
-                kvarn.quantize(self._source, mix, self.path(mix, name), options=kvarn.QuantizeOptions(**options))
-        names = ["llama", *made]
+                kvarn.quantize(self._source, target, self.path(mix, name), options=kvarn.QuantizeOptions(**options))
+        names = ["llama", "size", *made]
         files = [self.path(mix, name) for name in names]
         reports = evaluate_all(files, text=self._held_out, against=self._source, options=JUDGED)
         figures = {name: report.as_dict() for name, report in zip(("source", *names), reports, strict=True)}

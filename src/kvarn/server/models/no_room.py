@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_S = 5.0  # about one answer's time, where nothing tells how long
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
+LATER = 1.25  # than requests have run so far: who asks again too early is refused again
 MAX_MODELS = 256  # of one server
 
 
@@ -80,4 +81,4 @@ def no_room_error(wanted: ModelSlot, loaded: list[ModelSlot], budget_bytes: int)
 
 def _bounded(left_s: float | None) -> float:
     """None: what runs does not tell how long."""
-    return RETRY_AFTER_S if left_s is None else min(max(left_s, MIN_RETRY_S), MAX_RETRY_S)
+    return RETRY_AFTER_S if left_s is None else min(max(LATER * left_s, MIN_RETRY_S), MAX_RETRY_S)
