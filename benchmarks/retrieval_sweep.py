@@ -1,11 +1,11 @@
 """What the defaults of retrieval are chosen by: weights and chunk sizes on the tuning parts of the judged sets.
 
     python -m benchmarks.retrieval_sweep weights [SET]... [--folder FOLDER] [--output DIR]
-    python -m benchmarks.retrieval_sweep chunks [SET]... [--texts 300] [--tokens 64 128 200 254] [--overlap 0 32]
+    python -m benchmarks.retrieval_sweep chunks [SET]... [--texts 300 300 80] [--sizes 64/0 128/0 128/32]
 
 weights: every weight of meaning, and which one is best when a set is left out, with what that set then has: no set is
-judged by a weight that was chosen on it. chunks: sizes and overlaps in tokens of MiniLM, each embedded anew, beside the
-defaults. Prints a table and one JSON line.
+judged by a weight that was chosen on it. chunks: sizes/overlaps in tokens of MiniLM, each embedded anew, beside the
+default. Prints a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from kvarn.retrieval.search.search import SearchOptions, find
 from kvarn.retrieval.types import Tuning
 
 K = 10
+SIZES = ("64/0", "128/0", "128/32", "200/0", "254/0", "254/32")  # beside the default
 WEIGHTS = tuple(round(0.05 * n, 2) for n in range(21))  # of meaning
 
 
@@ -38,14 +39,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("weights", "chunks"))
     parser.add_argument("sets", nargs="*", default=list(SETS), metavar="SET", help=", ".join(SETS))
-    parser.add_argument("--texts", type=int, default=NUM_DOCUMENTS, help="documents of each set, at most")
-    parser.add_argument("--tokens", type=int, nargs="+", default=(64, 128, 200, 254))
-    parser.add_argument("--overlap", type=int, nargs="+", default=(0, 32))
+    parser.add_argument("--texts", type=int, nargs="+", default=[NUM_DOCUMENTS], help="documents of each set, at most")
+    parser.add_argument("--sizes", type=_size, nargs="+", default=[_size(size) for size in SIZES])
     parser.add_argument("--folder", type=Path, help="where collections are made and kept, as of retrieval_quality")
     parser.add_argument("--output", type=Path, help="folder for retrieval-weights.json or retrieval-chunks.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        judged = [SETS[name](options.texts) for name in options.sets]
+        texts = options.texts if len(options.texts) > 1 else options.texts * len(options.sets)
+        judged = [SETS[name](num) for name, num in zip(options.sets, texts, strict=True)]
         work = weights if options.what == "weights" else chunks
         rows = work(judged, options.folder or Path(scratch), options)
     for name, row in rows.items():
@@ -100,14 +101,16 @@ def best_weight(found: Mapping[str, Mapping[float, Any]]) -> float:
     )
 
 
+def _size(text: str) -> Chunking:
+    """As in `200/32`."""
+    return Chunking(*map(int, text.split("/")))
+
+
 def chunks(judged: Sequence[JudgedSet], folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """nDCG@10 of hybrid search on each set, and the number of chunks, for each size and overlap."""
-    sizes = [
-        Chunking(tokens, overlap) for tokens in options.tokens for overlap in options.overlap if overlap <= tokens // 2
-    ]
     default = Chunking()
-    found = {one: _of_chunking(judged, folder, one) for one in dict.fromkeys([default, *sizes])}
-    return {f"{one.tokens} / {one.overlap}": _chunking_row(found[one], found[default]) for one in found}
+    found = {one: _of_chunking(judged, folder, one) for one in dict.fromkeys([default, *options.sizes])}
+    return {f"{one.tokens}/{one.overlap}": _chunking_row(found[one], found[default]) for one in found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ def _chunking_row(found: Mapping[str, _Chunked], default: Mapping[str, _Chunked]
 def _of_chunking(sets: Sequence[JudgedSet], folder: Path, chunking: Chunking) -> dict[str, _Chunked]:
     found = {one.name: _chunked(one, folder, chunking) for one in sets}
     shares = {name: (round(float(one.ndcg.mean()), 4), one.num_chunks) for name, one in found.items()}
-    print(f"{chunking.tokens} / {chunking.overlap}", shares, flush=True)
+    print(f"{chunking.tokens}/{chunking.overlap}", shares, flush=True)
     return found
 
 
