@@ -97,6 +97,10 @@ def test_magnitude_is_the_largest_weight_of_a_part(source: GGUFFile, inputs: dic
         span = slice(head * DIM, (head + 1) * DIM)
         expected = max(np.abs(arrays["attn_q"][span]).max(), np.abs(arrays["attn_output"][:, span]).max())
         assert found.heads(0)[head] == expected
+    for group in range(KV_HEADS):
+        rows, wide = slice(group * DIM, (group + 1) * DIM), slice(group * 2 * DIM, (group + 1) * 2 * DIM)
+        parts = [arrays["attn_q"][wide], arrays["attn_output"][:, wide], arrays["attn_k"][rows], arrays["attn_v"][rows]]
+        assert found.groups(0)[group] == max(np.abs(part).max() for part in parts)
     matrices = [values for values in arrays.values() if values.ndim == 2]
     assert found.layers()[0] == max(np.abs(values).max() for values in matrices)
 
@@ -115,6 +119,12 @@ def test_l2_orders_by_the_product_of_norms(source: GGUFFile, inputs: dict[str, F
         product = norm(arrays["attn_q"][wide]) * norm(arrays["attn_output"][:, wide])
         product *= norm(arrays["attn_k"][rows]) * norm(arrays["attn_v"][rows])
         assert np.exp(found.groups(0)[group]) == pytest.approx(product, rel=1e-5)
+    for head in range(HEADS):
+        span = slice(head * DIM, (head + 1) * DIM)
+        product = norm(arrays["attn_q"][span]) * norm(arrays["attn_output"][:, span])
+        assert np.exp(found.heads(0)[head]) == pytest.approx(product, rel=1e-5)
+    logs = [np.log(norm(values)) for values in arrays.values() if values.ndim == 2]
+    assert found.layers()[0] == pytest.approx(sum(logs), rel=1e-5)
 
 
 def test_random_is_the_same_for_a_seed_and_differs_between_layers(source: GGUFFile, inputs: dict[str, Float32]) -> None:
