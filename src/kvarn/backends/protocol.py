@@ -107,7 +107,7 @@ class BlockBytesBackend(Protocol):
         """A copy of a block's bytes."""
 
     def write_block(self, block_id: int, content: npt.NDArray[np.uint8]) -> None:
-        """Put back what read_block gave, in any block."""
+        """Put back what read_block gave, in any block; the content is copied."""
 
     def populate_blocks(self, count: int) -> None:
         """Have the system back the first blocks with memory before they are written. Any thread may call it."""

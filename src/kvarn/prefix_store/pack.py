@@ -107,9 +107,11 @@ def read_digests(descriptor: int, head: PackHead) -> dict[bytes, int]:
     return {digests[step * slot : step * slot + step]: slot for slot in np.flatnonzero(raw.any(axis=1)).tolist()}
 
 
-def read_block(descriptor: int, head: PackHead, slot: int, digest: bytes, key: bytes) -> UInt8 | None:
-    """The content of a slot, if it is what was written for this digest; None: it is not."""
-    content = np.empty(head.block_bytes, np.uint8)
+def read_block(
+    descriptor: int, head: PackHead, slot: int, digest: bytes, key: bytes, *, into: UInt8 | None = None
+) -> UInt8 | None:
+    """The content of a slot, if it is what was written for this digest; None: it is not. into: where it may lie."""
+    content = np.empty(head.block_bytes, np.uint8) if into is None else into
     entry = os.pread(descriptor, _ENTRY_BYTES, head.entry_offset(slot))
     num_read = os.preadv(descriptor, [content.data], head.offset(slot))
     if num_read != head.block_bytes:

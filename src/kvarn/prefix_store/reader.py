@@ -72,6 +72,7 @@ class BlockReader:
         self._jobs: deque[ReadJob] = deque()
         self._changed = threading.Condition()
         self._num_reading = 0  # blocks
+        self._unused: list[UInt8] = []  # contents that were taken: memory touched before, where the next ones may lie
         self._is_closed = False
         self._is_started = False
 
@@ -89,9 +90,13 @@ class BlockReader:
             self._changed.notify_all()
         return job
 
-    def taken(self) -> None:
-        """Blocks were taken: there is room for more."""
+    def taken(self, contents: Sequence[UInt8]) -> None:
+        """Blocks were taken, and nobody reads these contents any more: there is room for others."""
         with self._changed:
+            if self._num_reading or not all(job.is_begun for job in self._jobs):
+                self._unused.extend(contents)
+            else:
+                self._unused.clear()
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -103,10 +108,10 @@ class BlockReader:
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
-            job, number = task
+            job, number, unused = task
             content = None
             try:
-                content = self._store.read(job.digests[number])
+                content = self._store.read(job.digests[number], unused)
             except Exception as error:  # out of memory: this job ends, the next may not
                 self._store.folder.failures.tell("blocks could not be read", error)
             with self._changed:
@@ -116,8 +121,8 @@ class BlockReader:
             if is_last:
                 self._store.touch(job.digests)
 
-    def _next(self) -> tuple[ReadJob, int] | None:
-        """What to read next; None: nothing any more."""
+    def _next(self) -> tuple[ReadJob, int, UInt8 | None] | None:
+        """What to read next, and where to; None: nothing any more."""
         with self._changed:
             while not self._is_closed:
                 while self._jobs and self._jobs[0].is_begun:
@@ -126,6 +131,6 @@ class BlockReader:
                 if number is not None:
                     self._num_reading += 1
                     self.progress_at = time.monotonic()
-                    return self._jobs[0], number
+                    return self._jobs[0], number, self._unused.pop() if self._unused else None
                 self._changed.wait(1.0 if self._jobs else None)
         return None

@@ -83,8 +83,8 @@ class BlockStore:
         """How many of the first of these are there."""
         return next((i for i, digest in enumerate(digests) if digest not in self._index), len(digests))
 
-    def read(self, digest: bytes) -> UInt8 | None:
-        """The content of a block, if it is there and is what was written."""
+    def read(self, digest: bytes, into: UInt8 | None = None) -> UInt8 | None:
+        """The content of a block, if it is there and is what was written. into: where it may lie."""
         place = self._index.get(digest)
         if place is None:
             return None
@@ -94,7 +94,7 @@ class BlockStore:
             descriptor = open_pack(pack.path)
             try:
                 key = self.folder.keys.block_key(self._model_tag, pack.head.tenant_tag)
-                content = read_block(descriptor, pack.head, slot, digest, key)
+                content = read_block(descriptor, pack.head, slot, digest, key, into=into)
             finally:
                 os.close(descriptor)
         except OSError as error:

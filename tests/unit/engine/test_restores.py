@@ -13,6 +13,7 @@ from kvarn.backends.fake import FakeBackend
 from kvarn.engine.engine import Engine
 from kvarn.engine.persistence import restores
 from kvarn.engine.persistence.disk_prefixes import DiskPrefixes
+from kvarn.prefix_store.pack import UInt8
 from kvarn.prefix_store.store import BlockStore
 from kvarn.request import Request
 from kvarn.types import Completion, FinishReason, SamplingParams
@@ -212,9 +213,9 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
     """A disk that takes so long for each block."""
     read = BlockStore.read
 
-    def slowly(self: BlockStore, digest: bytes) -> object:
+    def slowly(self: BlockStore, digest: bytes, into: UInt8 | None = None) -> object:
         time.sleep(seconds)
-        return read(self, digest)
+        return read(self, digest, into)
 
     monkeypatch.setattr(BlockStore, "read", slowly)
 

@@ -100,9 +100,10 @@ class DiskPrefixes:
         assert self._parts is not None
         return self._parts[1].begin(digests)
 
-    def taken(self) -> None:
+    def taken(self, contents: Sequence[UInt8]) -> None:
+        """Blocks that were read are in the cache now, as copies."""
         if self._parts is not None:
-            self._parts[1].taken()
+            self._parts[1].taken(contents)
 
     def tell_stalled(self) -> None:
         self.folder.failures.tell("the disk gives no answer", "what it holds is computed again")

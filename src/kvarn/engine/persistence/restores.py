@@ -127,6 +127,7 @@ class Restores:
     def _take_in(self, restore: Restore, job: ReadJob, max_bytes: int) -> int:
         assert self.disk is not None
         request, size, num_bytes = restore.request, self._kv.block_size, 0
+        taken = []
         while num_bytes < max_bytes and not job.is_cancelled and (content := job.take()) is not None:
             if self._kv.extend(restore.sequence, size) is None:
                 job.is_cancelled = True  # no room: it starts with what it has
@@ -135,10 +136,11 @@ class Restores:
             restore.num_tokens += size
             self._kv.publish(restore.sequence, request.token_ids, request.prefix_salt, restore.num_tokens)
             num_bytes += content.nbytes
+            taken.append(content)
         self.num_tokens += num_bytes // self.disk.block_bytes * size
         self.num_bytes += num_bytes
-        if num_bytes:
-            self.disk.taken()
+        if taken:
+            self.disk.taken(taken)
         return num_bytes
 
     def _is_over(self, job: ReadJob) -> bool:
