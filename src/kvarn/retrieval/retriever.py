@@ -94,7 +94,7 @@ class Retriever(Protocol):
         """The k nearest chunks by cosine, best first; always k if that many meet the condition."""
 
     def sparse(self, query: str, k: int, where: Condition | None) -> list[Scored]:
-        """The k best chunks by BM25 that share a term with the query."""
+        """The k best chunks by BM25 that share a term with the query; a quoted phrase adds to the score."""
 
     def candidates(self, query: str, vector: Float32, depth: int, where: Condition | None) -> ChunkCandidates:
         """The chunks that are among the best by meaning or by words, as many of each."""

@@ -61,6 +61,9 @@ class Scales:
     def shares(self, cosine: Float64, bm25: Float64) -> tuple[Float64, Float64]: ...
 
     def shares(self, cosine: Any, bm25: Any) -> tuple[Any, Any]:
-        """How far chunks have come from nothing special to equal, by meaning and by words."""
+        """How far chunks have come from nothing special to equal, by meaning and by words.
+
+        Quoted phrases add to BM25, and not to its scale: they lift a chunk, and lower none.
+        """
         by_meaning = (cosine - self.mean) / max(1.0 - self.mean, MIN_ROOM)
-        return by_meaning, bm25 / self.bm25 if self.bm25 else bm25 * 0.0
+        return by_meaning, np.minimum(bm25 / self.bm25, 1.0) if self.bm25 else bm25 * 0.0

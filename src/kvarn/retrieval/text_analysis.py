@@ -25,10 +25,14 @@ LANGUAGES = (
     *("italian", "norwegian", "portuguese", "russian", "spanish", "swedish"),
 )
 BM25_K1 = 1.2
+MAX_PHRASES = 8  # of a query
+MAX_PHRASE_TERMS = 32  # of one that is longer, the first
 MIN_STOP_WORD_SHARE = 0.15  # of a text's words; prose has 0.3 to 0.5, code and tables less
 # Combining accents and vowel signs continue a word; the re module does not count them as letters.
 _MARKS = "".join(chr(code) for code in range(0x300, 0xFE30) if unicodedata.category(chr(code)).startswith("M"))
 _WORD = re.compile(rf"[^\W_][{_MARKS}]*(?:[^\W_][{_MARKS}]*)*")
+# Each match ends at the next quotation mark, so that a text is read once.
+_QUOTED = re.compile(r'"([^"]*)"|[“„”]([^“„”]*)[“”]|«([^«»]*)»|「([^「」]*)」')
 _CASE_CHANGE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
 
@@ -47,6 +51,13 @@ def content_terms(text: str, language: str = DEFAULT_LANGUAGE) -> list[str]:
     """The terms of the words that are no stop words, in order, with repetitions."""
     words = [word for word in _WORD.findall(text) if not is_stop_word(word.casefold(), language)]
     return [term for word in words for term in _word_terms(word, language)]
+
+
+def quoted_phrases(query: str, language: str = DEFAULT_LANGUAGE) -> list[tuple[str, ...]]:
+    """The terms of what stands in double quotation marks, stop words too; each phrase once."""
+    quoted = (next(filter(None, match.groups()), "") for match in _QUOTED.finditer(query))
+    phrases = (tuple(terms(text, language)[:MAX_PHRASE_TERMS]) for text in quoted)
+    return list(itertools.islice(dict.fromkeys(filter(None, phrases)), MAX_PHRASES))
 
 
 def words(text: str) -> list[str]:

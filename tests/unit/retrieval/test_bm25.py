@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 from kvarn.retrieval.collection import Collection
 from kvarn.retrieval.filters import parse_filter
 from kvarn.retrieval.search.search import highlights
+from kvarn.retrieval.storage import bm25
 from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
-from kvarn.retrieval.text_analysis import terms
+from kvarn.retrieval.text_analysis import quoted_phrases, terms
+from kvarn.retrieval.types import Document
 from tests.conftest import Size
 from tests.unit.retrieval.words import WordEmbedder, entry
 
@@ -95,6 +98,66 @@ def test_a_query_without_words_finds_nothing(tmp_path: Path) -> None:
     assert index.sparse("?!", 10, None) == []
     assert index.sparse('"AND" OR (w1', 10, None) is not None  # no query language, nothing to escape
     index.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ('grind "to be" and "To  be"', [("to", "be")]),
+        ('a "mill" and «getFileName»', [("mill",), ("get", "file", "name")]),
+        ('"one" "two', [("one",)]),
+        ('"" "!" no', []),
+        (" ".join(f'"n{n}"' for n in range(20)), [(f"n{n}",) for n in range(8)]),
+        (f'"{"word " * 40}"', [("word",) * 32]),
+    ],
+)
+def test_phrases_are_what_stands_in_quotation_marks(query: str, expected: list[tuple[str, ...]]) -> None:
+    assert quoted_phrases(query) == expected
+
+
+def test_many_quotation_marks_take_time_in_proportion() -> None:
+    for text in (
+        '"' * 32_768,
+        "\N{LEFT DOUBLE QUOTATION MARK}" * 32_768,
+        '"a' * 16_384,
+        "«a" * 16_384,
+    ):
+        started = time.process_time()
+        quoted_phrases(text)
+        assert time.process_time() - started < 1.0
+
+
+def test_a_quoted_word_counts_twice_and_a_phrase_as_another_word(tmp_path: Path) -> None:
+    index = _filled(tmp_path, ["a mill grinds", "a mill of stone", "stone of a mill"])
+    (_, plain), (_, twice) = index.sparse("grinds", 1, None)[0], index.sparse('"grinds"', 1, None)[0]
+    assert twice == pytest.approx(2 * plain)
+    asked = index.sparse('"mill of stone"', 3, None)
+    assert asked[0][0] == 2
+    assert dict(index.sparse("mill of stone", 3, None))[3] == pytest.approx(dict(asked)[3])
+    keys = np.array([1, 2, 3])
+    assert index._sync.sparse.scores('"mill of stone"', keys).by_key() == pytest.approx(dict(asked))
+    index.close()
+
+
+def test_an_index_without_positions_is_made_anew_once_and_read_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["a mill of stone", "stone of a mill in words that are many more"]
+    monkeypatch.setattr(bm25, "RECORD", "freq")
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        collection.add([Document(text, id=str(n)) for n, text in enumerate(texts)])
+    monkeypatch.undo()
+    phrase = '"stone of a mill"'
+    with Collection.open("c", folder=tmp_path, model=WordEmbedder()) as reader:
+        assert [hit.id for hit in reader.search(phrase, 2, "sparse")] == ["0#0", "1#0"]
+    folders = []
+    for _ in range(2):
+        with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+            assert [hit.id for hit in collection.search(phrase, 2, "sparse")] == ["1#0", "0#0"]
+            folders.append([path.name for path in (tmp_path / "c").glob("sparse-*")])
+    assert folders == [["sparse-1"]] * 2
+    with Collection.open("c", folder=tmp_path, model=WordEmbedder()) as reader:
+        assert [hit.id for hit in reader.search(phrase, 2, "sparse")] == ["1#0", "0#0"]
 
 
 @pytest.mark.parametrize(

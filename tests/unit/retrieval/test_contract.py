@@ -19,6 +19,7 @@ from tests.unit.retrieval.test_filters import FILTERS, ROWS
 from tests.unit.retrieval.words import WordEmbedder, clustered, entry
 
 Opener = Callable[[], Retriever]
+UNQUOTED = dict.fromkeys(map(ord, '"\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}'))
 
 
 @pytest.fixture(params=["embedded", "milvus"])
@@ -112,6 +113,22 @@ def test_the_nearest_are_found_with_their_cosines(opener: Opener) -> None:
     with pytest.raises(RetrievalError, match="dimensions"):
         index.put([entry(999, np.ones(7, np.float32))])
     index.close()
+
+
+@pytest.mark.parametrize(
+    "query", ['"stone wheel" mill', "\N{LEFT DOUBLE QUOTATION MARK}stone wheels\N{RIGHT DOUBLE QUOTATION MARK} mill"]
+)
+def test_chunks_that_have_a_quoted_phrase_come_first(opener: Opener, query: str) -> None:
+    texts = [f"the wheel of this mill is of stone {n}" if n < 5 else f"stars shine {n}" for n in range(30)]
+    with Collection("c", model=WordEmbedder(256), index=opener()) as collection:
+        collection.add([*texts, Document("this mill in more of such words has the stone wheel of it", id="phrase")])
+        for mode in ("hybrid", "sparse"):
+            words = Tuning(weights=(0.0, 1.0))
+            plain = collection.search(query.translate(UNQUOTED), 6, mode, tuning=words)  # type: ignore[arg-type]
+            quoted = collection.search(query, 6, mode, tuning=words)  # type: ignore[arg-type]
+            assert plain[0].document != "phrase" == quoted[0].document
+        others = {hit.id: hit.score for hit in plain if hit.document != "phrase"}  # by words: a phrase lowers none
+        assert {hit.id: hit.score for hit in quoted[1:]} == pytest.approx(others, rel=1e-4)
 
 
 def _alone(num: int) -> float:

@@ -8,6 +8,7 @@ store.py's, who may change them is lease.py's.
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +23,11 @@ from kvarn.retrieval.milvus.commits import VersionRecord
 from kvarn.retrieval.milvus.connection import MilvusConnection
 from kvarn.retrieval.milvus.expressions import listed, to_expression
 from kvarn.retrieval.milvus.lease import LEASE_S, WriterLease
-from kvarn.retrieval.milvus.rows import STORED, gravestone, placed, rows_of
+from kvarn.retrieval.milvus.phrases import NUM_READ, Phrase, with_phrases
+from kvarn.retrieval.milvus.rows import gravestone, placed, rows_of, stored
 from kvarn.retrieval.milvus.store import BATCH, MilvusStore
 from kvarn.retrieval.scores import ChunkCandidates, Keys, Scales, Scores
-from kvarn.retrieval.text_analysis import DEFAULT_LANGUAGE, bm25_limit, query_terms
+from kvarn.retrieval.text_analysis import DEFAULT_LANGUAGE, bm25_limit, query_terms, quoted_phrases
 from kvarn.retrieval.types import MAX_K, EmbeddedDocument, Float32, Scored
 
 EXPANSION_SEARCH = 96
@@ -119,7 +121,7 @@ class MilvusIndex:
             moved = {row["document"]: moves[row["document"]] for row in rows}
             if moved:
                 named = [
-                    placed({**_stored(row), "source": moves[row["document"]]}, moves[row["document"]], version)
+                    placed({**stored(row), "source": moves[row["document"]]}, moves[row["document"]], version)
                     for row in rows
                 ]
                 self._replace(named, sorted(set(moved) - set(moved.values())))
@@ -143,17 +145,21 @@ class MilvusIndex:
         return self._search("vector", vector.tolist(), k, where, params)
 
     def sparse(self, query: str, k: int, where: Condition | None) -> list[Scored]:
-        """The k best chunks by BM25."""
-        words = " ".join(query_terms(query))
-        found = self._search("sparse", words, k, where, {}) if words and self.store.dim is not None else []
-        # A cluster reports BM25 as it is, milvus-lite as a negative distance; it is never below 0.
-        return sorted(((key, abs(score)) for key, score in found), key=lambda pair: (-pair[1], pair[0]))
+        """The k best chunks by BM25; phrases are looked for in the best by their words."""
+        words, phrases = query_terms(query), quoted_phrases(query)
+        if not words or self.store.dim is None:
+            return []
+        found = self._by_words(words, max(k, NUM_READ) if phrases else k, where)
+        scored = with_phrases(found, phrases, self.store.terms, self._by_words)
+        return sorted(scored, key=lambda pair: (-pair[1], pair[0]))[:k]
 
     def candidates(self, query: str, vector: Float32, depth: int, where: Condition | None) -> ChunkCandidates:
         """The chunks that are among the best by meaning or by words, as many of each."""
         near, by_words = Scores.of(self.dense(vector, depth, where)), Scores.of(self.sparse(query, depth, where))
         max_other_cosine = float(near.values[-1]) if len(near) >= depth else 1.0
         max_other_bm25 = float(by_words.values[-1]) if len(by_words) >= depth else 0.0
+        if max_other_bm25 and quoted_phrases(query):  # any other may have the phrase
+            max_other_bm25 = math.inf
         return ChunkCandidates(near, by_words, max_other_cosine, max_other_bm25)
 
     def cosines(self, vector: Float32, keys: Keys) -> Scores:
@@ -162,9 +168,9 @@ class MilvusIndex:
 
     def bm25(self, query: str, keys: Keys) -> Scores:
         """BM25 of the given chunks; those that share no term with the query are left out."""
-        words = " ".join(query_terms(query))
-        found = self._search("sparse", words, len(keys), None, {}, keys=keys.tolist()) if len(keys) and words else []
-        return Scores.of([(key, abs(score)) for key, score in found])
+        words = query_terms(query)
+        found = self._by_words(words, len(keys), None, keys.tolist()) if len(keys) and words else []
+        return Scores.of(with_phrases(found, quoted_phrases(query), self.store.terms, self._by_words))
 
     def scales(self, query: str, vector: Float32) -> Scales:
         """What the scores of a query are measured by; the sample of chunks is read once per version.
@@ -196,6 +202,13 @@ class MilvusIndex:
     def close(self) -> None:
         if self._owned is not None:
             self._owned.close()
+
+    def _by_words(
+        self, words: Phrase, k: int, where: Condition | None, keys: Sequence[int] | None = None
+    ) -> list[Scored]:
+        """A cluster reports BM25 as it is, milvus-lite as a negative distance; it is never below 0."""
+        found = self._search("sparse", " ".join(words), k, where, {}, keys=keys)
+        return [(key, abs(score)) for key, score in found]
 
     def _search(
         self,
@@ -284,7 +297,3 @@ class MilvusIndex:
             raise RetrievalError(f"vectors of {shown} dimensions cannot be in one collection; embed with its own model")
         if self.store.dim is None and known:
             self.store.create(int(known.pop() or 0), self._lease.require)
-
-
-def _stored(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in STORED}

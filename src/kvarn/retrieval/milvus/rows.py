@@ -90,6 +90,11 @@ def placed(row: Mapping[str, Any], document: str, version: int) -> dict[str, Any
     return {**row, "key": _key(document, row["ordinal"], version), "document": document, "version": version}
 
 
+def stored(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row has beside its document and version."""
+    return {name: row[name] for name in STORED}
+
+
 def gravestone(document: str, version: int, dim: int) -> dict[str, Any]:
     """A row that tells that the version has removed a document, until its rows are gone; never found."""
     row = {

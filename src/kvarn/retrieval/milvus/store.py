@@ -54,6 +54,10 @@ class MilvusStore:
         """Vectors by key of their chunk."""
         return {row["key"]: np.asarray(row["vector"], np.float32) for row in self._by_key(keys, ("key", "vector"))}
 
+    def terms(self, keys: Sequence[int]) -> dict[int, str]:
+        """The terms of chunks by key, in the order of their text, with spaces between them."""
+        return {row["key"]: row["terms"] for row in self._by_key(keys, ("key", "terms"))}
+
     def sample(self, count: int) -> Float32:
         """Vectors of the valid chunks with the lowest keys, which are hashes; (n, dim)."""
         if self.dim is None:

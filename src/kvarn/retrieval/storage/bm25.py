@@ -1,7 +1,7 @@
 """The sparse index of one collection: BM25 over the terms of text_analysis.py (tantivy). Knows keys and texts.
 
 k1 is 1.2 and b 0.75; a chunk's length is rounded to one byte. Its statistics count removed chunks until tantivy merges
-them away or the index is rebuilt: num_removed.
+them away or the index is rebuilt: num_removed. A phrase in quotation marks counts as another term.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import numpy as np
 from kvarn.errors import StorageError
 from kvarn.retrieval.extras import require
 from kvarn.retrieval.scores import Keys, Scores
-from kvarn.retrieval.text_analysis import DEFAULT_LANGUAGE, bm25_limit, query_terms, terms
+from kvarn.retrieval.text_analysis import DEFAULT_LANGUAGE, bm25_limit, query_terms, quoted_phrases, terms
 
+RECORD = "position"  # what is stored of a word beside its chunks: how often it is in them, and where
 HEAP_BYTES = 32_000_000
 EXTRA = 16  # fetched beyond k, so that ties at the end are broken by key
 IN_QUERY_SHARE = 0.1  # filters that match a smaller share become part of the query
@@ -41,6 +42,7 @@ class SparseIndex:
         self._copy: TemporaryDirectory[str] | None = None
         self.folder = folder
         self.language = language
+        self._has_positions = is_writable or not is_outdated(folder)
         if is_writable:
             folder.mkdir(parents=True, exist_ok=True)
             self._index = tantivy.Index(_schema(tantivy), str(folder))
@@ -92,26 +94,24 @@ class SparseIndex:
 
     def search(self, query: str, k: int, allowed: Sequence[int] | None = None) -> Scores:
         """The k best chunks that share a term with the query, best first; only among the allowed keys if given."""
-        counts = Counter(query_terms(query, self.language))
-        searcher = self._searcher()
-        if not counts or not searcher.num_docs:
+        asked, searcher = self._query(query), self._searcher()
+        if asked is None or not searcher.num_docs:
             return Scores.of([])
         if allowed is None:
-            return _best(self._hits(searcher, self._query(counts), k + EXTRA), k)
+            return _best(self._hits(searcher, asked, k + EXTRA), k)
         if len(allowed) <= min(MAX_KEYS_IN_QUERY, IN_QUERY_SHARE * searcher.num_docs):
-            return _best(self._hits(searcher, self._within(self._query(counts), allowed), k + EXTRA), k)
-        return self._filtered(searcher, self._query(counts), k, np.array(allowed, np.int64))
+            return _best(self._hits(searcher, self._within(asked, allowed), k + EXTRA), k)
+        return self._filtered(searcher, asked, k, np.array(allowed, np.int64))
 
     def scores(self, query: str, keys: Keys) -> Scores:
         """BM25 of the given chunks; those that share no term with the query are left out."""
-        counts = Counter(query_terms(query, self.language))
-        searcher = self._searcher()
-        if not counts or not len(keys) or not searcher.num_docs:
+        asked, searcher = self._query(query), self._searcher()
+        if asked is None or not len(keys) or not searcher.num_docs:
             return Scores.of([])
-        return self._hits(searcher, self._within(self._query(counts), keys.tolist()), len(keys))
+        return self._hits(searcher, self._within(asked, keys.tolist()), len(keys))
 
     def limit(self, query: str) -> float:
-        """The score that no chunk exceeds for a query."""
+        """The score that no chunk exceeds by the words of a query; phrases come on top."""
         counts = Counter(query_terms(query, self.language))
         frequencies = self.document_frequencies(counts)
         return bm25_limit([(frequencies[term], count) for term, count in counts.items()], len(self))
@@ -145,13 +145,24 @@ class SparseIndex:
         keys = searcher.fast_field_values("key", [address for _, address in found])
         return Scores(np.array(keys, np.int64), np.array([score for score, _ in found], np.float64))
 
-    def _query(self, counts: Counter[str]) -> Any:
+    def _query(self, text: str) -> Any:
+        """The terms and the phrases of a query; None if there are none."""
         tantivy = require("tantivy")
-        clauses = []
-        for term, count in counts.items():
-            one = tantivy.Query.term_query(self._index.schema, "text", term, "freq")
-            clauses.append((tantivy.Occur.Should, one if count == 1 else tantivy.Query.boost_query(one, float(count))))
-        return tantivy.Query.boolean_query(clauses)
+        asked = []
+        for term, count in Counter(query_terms(text, self.language)).items():
+            one = self._term(term)
+            asked.append(one if count == 1 else tantivy.Query.boost_query(one, float(count)))
+        asked += map(self._phrase, quoted_phrases(text, self.language) if self._has_positions else ())
+        return tantivy.Query.boolean_query([(tantivy.Occur.Should, one) for one in asked]) if asked else None
+
+    def _phrase(self, phrase: Sequence[str]) -> Any:
+        """A single word in quotation marks counts once more."""
+        if len(phrase) == 1:
+            return self._term(phrase[0])
+        return require("tantivy").Query.phrase_query(self._index.schema, "text", list(phrase))
+
+    def _term(self, term: str) -> Any:
+        return require("tantivy").Query.term_query(self._index.schema, "text", term, "freq")
 
     def _within(self, query: Any, keys: Sequence[int]) -> Any:
         """The query among some keys. A few of them are found sooner one by one than as a set."""
@@ -168,6 +179,16 @@ class SparseIndex:
         return self._index.searcher()
 
 
+def is_outdated(folder: Path) -> bool:
+    """Whether an index was made by a version that stored no positions of words, so that it knows no phrases."""
+    try:
+        fields = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["schema"]
+        (text,) = [field["options"]["indexing"] for field in fields if field["name"] == "text"]
+        return bool(text["record"] != RECORD)
+    except (OSError, ValueError, LookupError, TypeError):  # missing or damaged, which is seen elsewhere
+        return False
+
+
 def _best(scores: Scores, k: int) -> Scores:
     """The k highest, best first; among equal ones the lower key first."""
     order = np.lexsort((scores.keys, -scores.values))[:k]
@@ -177,5 +198,5 @@ def _best(scores: Scores, k: int) -> Scores:
 def _schema(tantivy: Any) -> Any:
     builder = tantivy.SchemaBuilder()
     builder.add_integer_field("key", indexed=True, fast=True)
-    builder.add_text_field("text", tokenizer_name="whitespace", index_option="freq")
+    builder.add_text_field("text", tokenizer_name="whitespace", index_option=RECORD)
     return builder.build()

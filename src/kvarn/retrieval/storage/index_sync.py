@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kvarn.errors import StorageError
-from kvarn.retrieval.storage.bm25 import SparseIndex
+from kvarn.retrieval.storage.bm25 import SparseIndex, is_outdated
 from kvarn.retrieval.storage.document_store import DocumentStore
 from kvarn.retrieval.storage.folder import file_digest, file_digests, is_intact
 from kvarn.retrieval.storage.hnsw import DenseIndex
@@ -45,6 +45,7 @@ class IndexSync:
         self._store = store
         self._seed = seed
         self._num_changed = 0  # chunks, since the last checkpoint
+        self._saved_version: int | None = None  # of the files that the manifest names
         self._is_replay = True  # whether the BM25 index may be ahead of the version it is known to have reached
         try:
             self._open()
@@ -132,7 +133,8 @@ class IndexSync:
         self._catch_up_dense(self.version)
         if self.is_writable and self.dense is not None and len(self.dense) != self._store.num_chunks:
             self._rebuild_dense()
-        self._saved_version = manifest.version
+        is_as_saved = manifest.sparse in ("", self.sparse.folder.name)  # else it is made anew at every start
+        self._saved_version = manifest.version if is_as_saved else None
         self._num_changed = self.version - manifest.version
         self.save()
 
@@ -167,7 +169,9 @@ class IndexSync:
     def _load_sparse(self, manifest: CheckpointManifest) -> int:
         """Open the BM25 index if it is intact; returns a version it has at least reached, 0 for an empty one."""
         folder = self.folder / (manifest.sparse or "sparse-0")
-        if folder.exists() and is_intact(folder, manifest.sparse_files):
+        if self.is_writable and is_outdated(folder):
+            log.info("the BM25 index in %s is of an earlier version, and made anew from the documents", self.folder)
+        elif folder.exists() and is_intact(folder, manifest.sparse_files):
             try:
                 self.sparse = SparseIndex(folder, is_writable=self.is_writable, language=self._language)
                 len(self.sparse)
