@@ -3,7 +3,7 @@
 Teacher-forced in windows of running text: KL(reference || backend) and top-1 agreement, where the reference is the
 NumPy backend with all weights dequantised to float32. The peer is used when `llama_cpp` is installed.
 
-    python benchmarks/quality.py MODEL.gguf [--tokens 4096] [--window 1024] [--isa avx2] [--no-peer]
+    python benchmarks/quality.py MODEL.gguf [--tokens 4096] [--window 1024] [--isa avx2,avx512_vnni] [--no-peer]
 
 Prints a table for people and one JSON line, last, for machines.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,13 @@ def running_text() -> str:
     return "\n\n".join(textwrap.dedent(topics[name]) for name in sorted(topics))
 
 
-def measure(path: Path, num_tokens: int, window: int, isa: str | None, with_peer: bool) -> dict[str, Divergence]:
-    """Compare native (and llama.cpp, if wanted and installed) with the reference over num_tokens of text."""
+def measure(
+    path: Path, num_tokens: int, window: int, with_peer: bool, tables: Sequence[str] = ()
+) -> dict[str, Divergence]:
+    """Compare native (and llama.cpp, if wanted and installed) with the reference over num_tokens of text.
+
+    Native is this machine's best kernel table or, by their names, each of those given.
+    """
     from kvarn.backends.native.backend import NativeBackend
     from kvarn.backends.reference.backend import ReferenceBackend
 
@@ -57,7 +62,8 @@ def measure(path: Path, num_tokens: int, window: int, isa: str | None, with_peer
     description = describe(source)
     ids = load_tokenizer(source).encode(running_text(), add_special=False)[:num_tokens]
     runners: dict[str, Callable[[list[int]], Iterator[Logits]]] = {}
-    for name, backend in {"reference": ReferenceBackend(), "native": NativeBackend(2, isa)}.items():
+    natives = {table: NativeBackend(2, table) for table in tables} or {"native": NativeBackend(2, None)}
+    for name, backend in {"reference": ReferenceBackend(), **natives}.items():
         backend.load(description.spec, description.weights)
         runners[name] = _runner(backend, description.spec, window)
     if with_peer:
@@ -120,10 +126,11 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--window", type=int, default=1024)
-    parser.add_argument("--isa", default=None)
+    parser.add_argument("--isa", default="", help="comma-separated kernel tables; default: the best of this CPU")
     parser.add_argument("--no-peer", action="store_true")
     args = parser.parse_args()
-    found = measure(args.model, args.tokens, args.window, args.isa, not args.no_peer)
+    tables = args.isa.split(",") if args.isa else ()
+    found = measure(args.model, args.tokens, args.window, not args.no_peer, tables)
     print(f"{'backend':<12}{'mean KL':>12}{'top-1':>10}{'tokens':>8}")
     for name, d in found.items():
         print(f"{name:<12}{d.kl:>12.6f}{100 * d.top1:>9.2f}%{d.num_tokens:>8}")

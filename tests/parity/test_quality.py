@@ -33,7 +33,7 @@ def test_divergence_from_exact_arithmetic_is_no_worse_than_llama_cpp(
     model: Callable[[], Path], size: Size, is_long: bool, record: Record
 ) -> None:
     with_peer = is_long and importlib.util.find_spec("llama_cpp") is not None
-    found = measure(model(), num_tokens=size(128, 4096), window=size(128, 1024), isa=None, with_peer=with_peer)
+    found = measure(model(), num_tokens=size(128, 4096), window=size(128, 1024), with_peer=with_peer)
     record(f"quality-{model.__name__}", {name: asdict(divergence) for name, divergence in found.items()})
     ours = found["native"]
     if not with_peer:
