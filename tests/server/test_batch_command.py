@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -195,9 +196,9 @@ def test_files_that_are_no_output_are_left_alone(tiny: Path, tmp_path: Path) -> 
 
 
 def engine_cpu_s(path: Path, prompts: list[str], max_tokens: int) -> float:
-    """CPU seconds of the engine alone for these prompts."""
+    """CPU seconds of the engine alone for these prompts; of one thread, as threads that wait for each other turn."""
     ended = SimpleQueue[TokenEvent]()
-    with LLM(path) as llm:
+    with LLM(path, threads=1) as llm:
         params = SamplingParams(max_tokens=max_tokens, seed=1, ignore_eos=True)
         llm.generate("warm", SamplingParams(max_tokens=2))
         began = time.process_time()
@@ -216,7 +217,8 @@ def batch_cpu_s(path: Path, prompts: list[str], max_tokens: int, target: Path) -
     """The same as a batch, without the load."""
 
     async def measured() -> float:
-        config = make_config({"models": (f"tiny={path}",), "queue_limit": 4096, "request_timeout_s": 1e6})
+        settings = {"models": (f"tiny={path}",), "queue_limit": 4096, "request_timeout_s": 1e6}
+        config = make_config(settings | {"engine": {"threads": 1}})
         state = make_state(config)
         await state.models.start()
         lines = []
@@ -225,7 +227,9 @@ def batch_cpu_s(path: Path, prompts: list[str], max_tokens: int, target: Path) -
             lines.append(BatchLine(index + 1, f"r{index}", CHAT, json.dumps(json.loads(text)["body"]).encode()))
         with AnswerLog(target) as log:
             began = time.process_time()
-            await BatchRun(InProcess(state), ANONYMOUS, log, lambda: None).run(iter(lines), 128)
+            await BatchRun(InProcess(state), ANONYMOUS, log, lambda: None).run(
+                iter(lines), 2 * config.engine.max_running
+            )
             spent = time.process_time() - began
         await state.models.close()
         return spent
@@ -240,8 +244,8 @@ def test_a_batch_costs_little_more_than_the_engine_alone(tmp_path: Path, size: S
 
     prompts = [f"Write about the number {index} in the life of a miller." for index in range(size(16, 256))]
     ratios = []
-    for turn in range(3):
+    for turn in range(5):
         alone = engine_cpu_s(smollm2(), prompts, 64)
         ratios.append(alone / batch_cpu_s(smollm2(), prompts, 64, tmp_path / f"{turn}.jsonl"))
     record("batch-throughput", {"engine_cpu_over_batch_cpu": ratios})
-    assert sorted(ratios)[1] >= 0.95
+    assert statistics.median(ratios) >= 0.95
