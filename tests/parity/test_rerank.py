@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import kvarn
+from kvarn.cli.main import app
 from kvarn.reranking.rank import prepare, rerank
 from kvarn.retrieval.collection import Collection
 from kvarn.retrieval.embedder import ModelEmbedder
@@ -97,6 +99,26 @@ def test_documents_come_best_first(cross_encoder: tuple[Path, Any, Any]) -> None
         for wrong in ([], "grain", ["grain", ""], ["grain", 3]):
             with pytest.raises(kvarn.InvalidParameter, match="documents are"):
                 llm.rerank(query, wrong)  # type: ignore[arg-type]
+
+
+def test_the_command_shows_hits_in_the_order_of_a_reranking_model(
+    cross_encoder: tuple[Path, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVARN_HOME", str(tmp_path))
+    monkeypatch.setattr("kvarn.retrieval.opening.ModelEmbedder", lambda *_: WordEmbedder())
+    texts = ["bread is baked in an oven", "the mill grinds grain", "stars shine at night", "the mill is at the oven"]
+    with Collection("mills", model=WordEmbedder()) as collection:
+        collection.add(texts)
+    with kvarn.LLM(cross_encoder[0]) as llm:
+        expected = [(texts[one.index], one.score) for one in llm.rerank("the mill", texts)]
+    command = ["search", "--collection", "mills", "--rerank", str(cross_encoder[0]), "-k", "3"]
+    shown = CliRunner().invoke(app, [*command, "--json", "the", "mill"])
+    assert shown.exit_code == 0, shown.output
+    hits = json.loads(shown.stdout)
+    assert [hit["text"] for hit in hits] == [text for text, _ in expected[:3]]
+    assert [hit["score"] for hit in hits] == pytest.approx([score for _, score in expected[:3]])
+    refused = CliRunner().invoke(app, ["search", "--collection", "mills", "--rerank", str(tmp_path / "none"), "mill"])
+    assert refused.exit_code != 0
 
 
 def test_coroutines_rerank_as_threads_do(cross_encoder: tuple[Path, Any, Any]) -> None:
