@@ -188,6 +188,9 @@ def __getattr__(name: str) -> Any:
         return _version()
     if name not in __all__:
         raise AttributeError(f"module 'kvarn' has no attribute {name!r}")
+    from kvarn.config import shorten_blas_waits
+
+    shorten_blas_waits()
     return getattr(import_module(_HOMES.get(name, "kvarn.errors")), name)
 
 

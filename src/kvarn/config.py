@@ -9,6 +9,7 @@ MILVUS_TOKEN    token of the Milvus that keeps collections, where no file has it
 KVARN_SERVER_*  settings of `kvarn serve`, by name: KVARN_SERVER_PORT, KVARN_SERVER_ENGINE_THREADS, ...
 NOTIFY_SOCKET   where the service manager listens; WATCHDOG_USEC how often it wants to hear from this process
 HF_ENDPOINT     another hub than the public one; HF_TOKEN its access token
+OPENBLAS_THREAD_TIMEOUT  of NumPy's threads; set where it is not
 """
 
 from __future__ import annotations
@@ -131,6 +132,14 @@ def watchdog_interval_s() -> float | None:
     """Within which the service manager wants a sign of life of this process; None: it wants none."""
     micros, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", str(os.getpid()))
     return int(micros) / 1e6 if micros.isdecimal() and int(micros) and pid == str(os.getpid()) else None
+
+
+def shorten_blas_waits() -> None:
+    """Have NumPy's BLAS threads, which begin with its import, wait for work for 2^20 cycles instead of 2^26.
+
+    They wait busily, for a tenth of a second at every start and 30 ms after each call, on cores that compute tokens.
+    """
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 
 
 def child_environment(**changes: str) -> dict[str, str]:

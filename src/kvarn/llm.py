@@ -16,11 +16,9 @@ from kvarn.engine.client import EngineClient, EventStream
 from kvarn.engine.embed_score import score_request
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import OnEvent, RequestHandle
-from kvarn.engine.load import LoadedModel, load_model
-from kvarn.engine.process.process_model import ProcessModel, load_in_process
+from kvarn.engine.load import load_engine
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import InvalidParameter
-from kvarn.fill import Filled, Slot, template_parts
 from kvarn.hub import OnProgress, local_draft, resolve
 from kvarn.machine import warn_of_excess_threads
 from kvarn.models.memory_plan import MemoryPlan
@@ -39,13 +37,14 @@ from kvarn.prompts import (
     require_retriever,
     show_progress,
 )
-from kvarn.reranking.rank import RankedDocument, ranked
 from kvarn.submissions import Submissions, encoded
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Message, SamplingParams
 from kvarn.vectors import Float32, Vectors
 
 if TYPE_CHECKING:
+    from kvarn.fill import Filled, Slot
+    from kvarn.reranking.rank import RankedDocument
     from kvarn.tokenizer.tokenizer import Tokenizer
 
 
@@ -77,8 +76,7 @@ class LLM:
         check_setting.function("progress", progress)
         path = resolve(check_setting.path("model", model, MODEL_NAMES), offline=is_offline(), on_progress=progress)
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
-        load = load_in_process if self.config.own_process else load_model
-        self._model: LoadedModel | ProcessModel = load(path, local_draft(self.config, progress), on_load)
+        self._model = load_engine(path, local_draft(self.config, progress), on_load)
         timeout_s = self.config.step_timeout_s
         self._client = EngineClient(self._model.engine, step_timeout_s=timeout_s, release=self._model.close)
         self._adapters = AdapterPool(self._model.spec, self._model.backend, self.config.lora_bytes)
@@ -204,6 +202,8 @@ class LLM:
         params: SamplingParams | None = None,
     ) -> Filled:
         """Fill the slots of "{{name}} is {{age}}.", or the values of a JSON schema, at once; for diffusion models."""
+        from kvarn.fill import template_parts
+
         ids, parts = encoded(self.tokenizer, prompt), template_parts(template, slots)
         submission, layout = self.submissions.of_fill(ids, parts, params, self.context)
         return layout.filled(self.tokenizer, self._client.complete([submission])[0])
@@ -275,6 +275,8 @@ class LLM:
 
     def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[RankedDocument]:
         """The documents that answer a query best, best first, with scores of 0 to 1; by cross-encoders and by chats."""
+        from kvarn.reranking.rank import ranked
+
         return ranked(self, query, documents, top_n)
 
     def stats(self) -> EngineStats:

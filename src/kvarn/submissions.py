@@ -17,10 +17,6 @@ from kvarn.diffusion import DiffusionParams
 from kvarn.engine.admission import Admission
 from kvarn.engine.submission import Submission
 from kvarn.errors import InvalidParameter, PromptTooLong, UnsupportedModel
-from kvarn.fill.layout import CanvasLayout, lay_out
-from kvarn.fill.middle import MiddleReader, middle_parts
-from kvarn.fill.pins import with_pinned_ids
-from kvarn.fill.template import Parts
 from kvarn.models.diffusion.uniform import UniformDiffusion
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
 from kvarn.prompts import (
@@ -40,6 +36,8 @@ from kvarn.tokenizer.fim import Infill, fim_prompt, require_fim
 from kvarn.types import Completion, Message, SamplingParams
 
 if TYPE_CHECKING:
+    from kvarn.fill.layout import CanvasLayout
+    from kvarn.fill.template import Parts
     from kvarn.tokenizer.tokenizer import Tokenizer
 
 MAX_PREDICTION = 1 << 18  # characters of a prediction that are read
@@ -147,6 +145,8 @@ class Submissions:
         """The same for every kind of model, and how its answer is read. prompt_ids: instead of the prefix."""
         if not isinstance(self._spec.generation, MaskedDiffusion):
             return self.of_infill(infill, params, context, lora=lora), lambda completion: completion
+        from kvarn.fill.middle import MiddleReader, middle_parts
+
         check_parameter.instance("prefix", infill.prefix, str, "a string")
         check_parameter.instance("suffix", infill.suffix, str, "a string")
         require_params(params)
@@ -193,6 +193,8 @@ class Submissions:
         ids = ids or self._tokenizer.eos_ids[:1]  # where nothing stands before a text, the end of another does
         if len(ids) >= context:
             raise PromptTooLong(len(ids), context - 1)
+        from kvarn.fill.layout import lay_out
+
         layout = lay_out(self._tokenizer, parts, self.constraints.compile, context - len(ids))
         diffusion = replace(params.diffusion or DiffusionParams(), pinned=layout.pinned)
         params = params.replace(max_tokens=layout.num_tokens, ignore_eos=True, diffusion=diffusion)
@@ -215,6 +217,8 @@ class Submissions:
             raise InvalidParameter("the tenant's name has a NUL, which no name may have", field="tenant")
         params = params or SamplingParams()
         if params.diffusion is not None and isinstance(self._spec.generation, MaskedDiffusion):
+            from kvarn.fill.pins import with_pinned_ids
+
             pinned = with_pinned_ids(params.diffusion, self._tokenizer, self._spec.context_length)
             params = params.replace(diffusion=pinned)
         constraint = None if params.constraint is None else self.constraints.compile(params.constraint)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +15,15 @@ from kvarn.checks import check_parameter, cut
 from kvarn.engine.client import EngineClient
 from kvarn.engine.embed_score import embed_request, groups
 from kvarn.engine.load import LoadedModel
-from kvarn.engine.process.process_model import ProcessModel
 from kvarn.errors import UnsupportedModel
 from kvarn.models.encoders.text_prompts import TextPrompts
 from kvarn.models.spec import Encoder, Pooling
 from kvarn.prompts import TokenIds, listed_inputs, listed_pairs, pair_ids
 from kvarn.submissions import encoded
 from kvarn.types import MAX_PRIORITY
+
+if TYPE_CHECKING:
+    from kvarn.engine.process.process_model import ProcessModel
 
 Float32 = npt.NDArray[np.float32]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")

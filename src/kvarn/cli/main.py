@@ -1,7 +1,7 @@
 """The `kvarn` command: registers the commands and turns failures into one sentence and an exit code.
 
-0 ok, 1 failed, 2 wrong usage, 130 interrupted. Modules of other packages are imported inside the commands, so that
-`kvarn run` starts fast.
+0 ok, 1 failed, 2 wrong usage, 130 interrupted. A command's module is imported when the command is asked for, and other
+packages inside the commands, so that `kvarn run` starts fast.
 """
 
 from __future__ import annotations
@@ -11,44 +11,22 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command, get_group
 
-from kvarn.cli.bench.diffusion import bench_diffusion
-from kvarn.cli.bench.engine import bench_engine
-from kvarn.cli.bench.fleet import bench_fleet
-from kvarn.cli.bench.model import bench_make, bench_model
-from kvarn.cli.bench.serve import bench_serve
-from kvarn.cli.collections.changes import index_add, index_rm
-from kvarn.cli.collections.listing import index_ls, index_stats
-from kvarn.cli.collections.search import search
-from kvarn.cli.collections.sync import index_sync
-from kvarn.cli.doctor import doctor
-from kvarn.cli.generate.batch import batch
-from kvarn.cli.generate.chat import chat
-from kvarn.cli.generate.fill import fill
-from kvarn.cli.generate.run import run
-from kvarn.cli.models.manage import list_models, pull, remove
-from kvarn.cli.models.show import show
-from kvarn.cli.serving.config import explain_config
-from kvarn.cli.serving.deploy import deploy_ray
-from kvarn.cli.serving.keys import list_keys, new_key, remove_key, revoke_key
-from kvarn.cli.serving.prefix_cache import clear_cache, list_cache, verify_cache
-from kvarn.cli.serving.route import route
-from kvarn.cli.serving.serve import serve
-from kvarn.cli.serving.top import top
 from kvarn.cli.terminal.options import flatten_options
-from kvarn.cli.weights.evaluate import evaluate
-from kvarn.cli.weights.prune import prune
-from kvarn.cli.weights.quantize import imatrix, quantize
-from kvarn.config import is_debug
+from kvarn.config import is_debug, shorten_blas_waits
 from kvarn.errors import ConfigError, InvalidParameter, KvarnError
 
 WRONG_USAGE = 2
 INTERRUPTED = 130
 
 Command = Callable[..., None]
+Place = str  # of a command: its module in this package, and its function there
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,57 +34,87 @@ class CommandGroup:
     """`kvarn NAME SUBCOMMAND`."""
 
     help: str
-    commands: Mapping[str, Command]
+    commands: Mapping[str, Place]
 
 
 # Every command, in the order of `kvarn --help`.
-COMMANDS: Mapping[str, Command] = {
-    "run": run,
-    "chat": chat,
-    "fill": fill,
-    "batch": batch,
-    "serve": serve,
-    "route": route,
-    "top": top,
-    "show": show,
-    "pull": pull,
-    "ls": list_models,
-    "rm": remove,
-    "quantize": quantize,
-    "imatrix": imatrix,
-    "prune": prune,
-    "evaluate": evaluate,
-    "doctor": doctor,
-    "search": search,
+COMMANDS: Mapping[str, Place] = {
+    "run": "generate.run:run",
+    "chat": "generate.chat:chat",
+    "fill": "generate.fill:fill",
+    "batch": "generate.batch:batch",
+    "serve": "serving.serve:serve",
+    "route": "serving.route:route",
+    "top": "serving.top:top",
+    "show": "models.show:show",
+    "pull": "models.manage:pull",
+    "ls": "models.manage:list_models",
+    "rm": "models.manage:remove",
+    "quantize": "weights.quantize:quantize",
+    "imatrix": "weights.quantize:imatrix",
+    "prune": "weights.prune:prune",
+    "evaluate": "weights.evaluate:evaluate",
+    "doctor": "doctor:doctor",
+    "search": "collections.search:search",
 }
 GROUPS: Mapping[str, CommandGroup] = {
     "index": CommandGroup(
         "Collections of documents to search.",
-        {"add": index_add, "sync": index_sync, "rm": index_rm, "ls": index_ls, "stats": index_stats},
+        {
+            "add": "collections.changes:index_add",
+            "sync": "collections.sync:index_sync",
+            "rm": "collections.changes:index_rm",
+            "ls": "collections.listing:index_ls",
+            "stats": "collections.listing:index_stats",
+        },
     ),
     "bench": CommandGroup(
         "Measure this machine or a server.",
         {
-            "engine": bench_engine,
-            "serve": bench_serve,
-            "model": bench_model,
-            "make": bench_make,
-            "diffusion": bench_diffusion,
-            "fleet": bench_fleet,
+            "engine": "bench.engine:bench_engine",
+            "serve": "bench.serve:bench_serve",
+            "model": "bench.model:bench_model",
+            "make": "bench.model:bench_make",
+            "diffusion": "bench.diffusion:bench_diffusion",
+            "fleet": "bench.fleet:bench_fleet",
         },
     ),
     "keys": CommandGroup(
-        "API keys of a server.", {"new": new_key, "ls": list_keys, "revoke": revoke_key, "rm": remove_key}
+        "API keys of a server.",
+        {
+            "new": "serving.keys:new_key",
+            "ls": "serving.keys:list_keys",
+            "revoke": "serving.keys:revoke_key",
+            "rm": "serving.keys:remove_key",
+        },
     ),
     "cache": CommandGroup(
-        "Prefixes that servers keep on disk.", {"ls": list_cache, "verify": verify_cache, "clear": clear_cache}
+        "Prefixes that servers keep on disk.",
+        {
+            "ls": "serving.prefix_cache:list_cache",
+            "verify": "serving.prefix_cache:verify_cache",
+            "clear": "serving.prefix_cache:clear_cache",
+        },
     ),
-    "deploy": CommandGroup("A server on a cluster.", {"ray": deploy_ray}),
-    "config": CommandGroup("Settings of a server.", {"explain": explain_config}),
+    "deploy": CommandGroup("A server on a cluster.", {"ray": "serving.deploy:deploy_ray"}),
+    "config": CommandGroup("Settings of a server.", {"explain": "serving.config:explain_config"}),
 }
+
+
+class CommandTable(TyperGroup):
+    """The commands by name; each is imported when it is asked for."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = dict.fromkeys((*COMMANDS, *GROUPS))  # type: ignore[assignment]  # typos are compared with them
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        return _made(cmd_name) if cmd_name in self.commands else None
+
 
 app = typer.Typer(
     name="kvarn",
+    cls=CommandTable,
     help="Run language models on the machine you have.",
     no_args_is_help=True,
     add_completion=False,
@@ -118,6 +126,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; never returns."""
+    shorten_blas_waits()
     _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -172,17 +181,20 @@ def _error_text(error: BaseException) -> str:
     return f"internal error, {type(error).__name__}: {text}; KVARN_DEBUG=1 shows where"
 
 
-def _register_all() -> None:
-    _register(app, COMMANDS)
-    for name, group in GROUPS.items():
-        subcommands = typer.Typer(help=group.help, no_args_is_help=True, rich_markup_mode=None)
-        _register(subcommands, group.commands)
-        app.add_typer(subcommands, name=name)
+@functools.cache
+def _made(name: str) -> Any:
+    """A command or a group of commands, as typer has it."""
+    if (group := GROUPS.get(name)) is None:
+        return get_command(_typer(name, {name: COMMANDS[name]}))
+    return get_group(_typer(name, group.commands, help=group.help, no_args_is_help=True))
 
 
-def _register(target: typer.Typer, commands: Mapping[str, Command]) -> None:
-    for name, command in commands.items():
-        target.command(name)(guarded(flatten_options(command)))
+def _typer(name: str, commands: Mapping[str, Place], **settings: Any) -> typer.Typer:
+    made = typer.Typer(name=name, add_completion=False, rich_markup_mode=None, **settings)
+    for one, place in commands.items():
+        module, _, function = place.partition(":")
+        made.command(one)(guarded(flatten_options(getattr(import_module(f"kvarn.cli.{module}"), function))))
+    return made
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -201,8 +213,6 @@ def _options(
 ) -> None:
     pass
 
-
-_register_all()
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,6 @@ Knows nothing of scheduling, models or text.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import weakref
 from collections import deque
@@ -16,19 +15,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvarn.checks import check_parameter
-from kvarn.engine.delivery.async_answers import AsyncAnswers, EventLoopBridge, OnArrival, Submit
 from kvarn.engine.engine import Engine
 from kvarn.engine.engine_arbiter import EngineArbiter, process_arbiter
 from kvarn.engine.handle import OnEvent, OutputCollector, RequestHandle
-from kvarn.engine.persistence.open_store import start_disk
-from kvarn.engine.process.remote_engine import RemoteEngine
 from kvarn.engine.submission import Submission
 from kvarn.engine.thread import STOP_TIMEOUT_S, EngineThread
 from kvarn.errors import BackendError, Cancelled, CapacityError, RequestError
 from kvarn.types import Completion, TokenEvent
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from kvarn.engine.delivery.async_answers import AsyncAnswers, EventLoopBridge, OnArrival, Submit
+    from kvarn.engine.process.remote_engine import RemoteEngine
 
 T = TypeVar("T")
 STEP_TIMEOUT_S = 120.0
@@ -49,11 +51,11 @@ class EngineClient:
         self._admission = engine.admission
         self._wave_size = -(-engine.config.queue_limit // 4)
         self._thread: EngineThread | RemoteEngine
-        if isinstance(engine, RemoteEngine):
-            self._thread, engine.release = engine, release or _nothing
-        else:
+        if isinstance(engine, Engine):
             arbiter = arbiter or process_arbiter(engine.config.device)
             self._thread = EngineThread(engine, step_timeout_s, release or _nothing, arbiter)
+        else:
+            self._thread, engine.release = engine, release or _nothing
         self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EventLoopBridge] = (
             weakref.WeakKeyDictionary()
         )
@@ -61,7 +63,9 @@ class EngineClient:
         # A finaliser may run while its thread holds any lock, so it only asks.
         weakref.finalize(self, self._thread.ask_to_stop).atexit = False
         self._thread.start()
-        if isinstance(engine, Engine):
+        if isinstance(engine, Engine) and engine.scheduler.prefix_reuse.disk is not None:
+            from kvarn.engine.persistence.open_store import start_disk
+
             start_disk(engine, self._thread.call)
 
     @property
@@ -134,6 +138,8 @@ class EngineClient:
 
         polls_tokens: an event may tell of several tokens, where the event loop is behind.
         """
+        from kvarn.engine.delivery.async_answers import AsyncAnswers
+
         submit = self._thread.submit
         return AsyncAnswers(self._bridge(), submit, num_submissions, on_arrival, polls_tokens=polls_tokens)
 
@@ -165,6 +171,10 @@ class EngineClient:
 
     def _bridge(self) -> EventLoopBridge:
         """The way from the engine's thread into the running event loop, shared by all its streams."""
+        import asyncio
+
+        from kvarn.engine.delivery.async_answers import EventLoopBridge
+
         loop = asyncio.get_running_loop()
         with self._bridges_lock:
             if loop not in self._bridges:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,13 +29,10 @@ from kvarn.backends.unused_ids import UnusedIds
 from kvarn.config import EngineConfig
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
 from kvarn.decoding.decoder import Decoder
-from kvarn.decoding.diffusion import DiffusionDecoder
 from kvarn.decoding.sampling_state import SamplingDefaults
-from kvarn.decoding.uniform.decoder import UniformDiffusionDecoder
 from kvarn.engine.admission import Admission
 from kvarn.engine.drafting.load_draft import draft_bytes, speculate
 from kvarn.engine.engine import Engine
-from kvarn.engine.persistence.open_store import PrefixFolder
 from kvarn.engine.stream import Stream
 from kvarn.errors import ConfigError
 from kvarn.formats.open import open_weights
@@ -57,6 +53,8 @@ from kvarn.models.spec import MaskedDiffusion, ModelSpec
 from kvarn.routing.cluster_key import ClusterKey
 
 if TYPE_CHECKING:
+    from kvarn.engine.persistence.open_store import PrefixFolder
+    from kvarn.engine.process.process_model import ProcessModel
     from kvarn.tokenizer.tokenizer import Tokenizer
 
 OnLoad = Callable[[int, int], None]  # bytes done, bytes in all
@@ -83,11 +81,20 @@ class LoadedModel:
         self.tokenizer.close()
 
 
+def load_engine(path: Path, config: EngineConfig, progress: OnLoad | None = None) -> LoadedModel | ProcessModel:
+    """Load a local file or folder; its engine runs here, or in a process of its own where the settings say so."""
+    if not config.own_process:
+        return load_model(path, config, progress)
+    from kvarn.engine.process.process_model import load_in_process
+
+    return load_in_process(path, config, progress)
+
+
 def load_model(path: Path, config: EngineConfig, progress: OnLoad | None = None) -> LoadedModel:
     """Load a local file or folder; whatever was opened is closed again when something fails."""
     try:
-        prefixes = PrefixFolder.of(path, config)
-        return _load_beside_tokenizer(open_weights(path), config, progress, prefixes)
+        prefixes = None if config.prefix_cache_dir is None else _prefix_folder(path, config)
+        return _load_open(open_weights(path), config, progress, prefixes)
     except BaseException as error:
         _forget_locals(error)
         raise
@@ -95,22 +102,22 @@ def load_model(path: Path, config: EngineConfig, progress: OnLoad | None = None)
         release_free_memory()
 
 
-def _load_beside_tokenizer(
+def _prefix_folder(path: Path, config: EngineConfig) -> PrefixFolder | None:
+    from kvarn.engine.persistence.open_store import PrefixFolder
+
+    return PrefixFolder.of(path, config)
+
+
+def _load_open(
     source: WeightSource, config: EngineConfig, progress: OnLoad | None, prefixes: PrefixFolder | None
 ) -> LoadedModel:
-    with ThreadPoolExecutor(1, thread_name_prefix="kvarn-tokenizer") as pool:
-        # The native load lets go of the interpreter, so the tokeniser is built meanwhile.
-        tokenizer = pool.submit(_load_tokenizer, source)
-        try:
-            model = _load(source, config, tokenizer, progress, _hash_key(config, prefixes))
-            if prefixes is not None:
-                prefixes.attach(model.engine, model.spec)
-            return model
-        except BaseException:
-            _close_quietly(tokenizer)
-            raise
-        finally:
-            source.close()
+    try:
+        model = _load(source, config, progress, _hash_key(config, prefixes))
+        if prefixes is not None:
+            prefixes.attach(model.engine, model.spec)
+        return model
+    finally:
+        source.close()
 
 
 def _hash_key(config: EngineConfig, prefixes: PrefixFolder | None) -> bytes | None:
@@ -120,13 +127,7 @@ def _hash_key(config: EngineConfig, prefixes: PrefixFolder | None) -> bytes | No
     return None if prefixes is None else prefixes.hash_key
 
 
-def _load(
-    source: WeightSource,
-    config: EngineConfig,
-    tokenizer: Future[Tokenizer],
-    progress: OnLoad | None,
-    hash_key: bytes | None,
-) -> LoadedModel:
+def _load(source: WeightSource, config: EngineConfig, progress: OnLoad | None, hash_key: bytes | None) -> LoadedModel:
     description = describe(source, config.context)
     spec = description.spec
     weights = device_weights(spec, description.weights, config)
@@ -135,7 +136,11 @@ def _load(
     backend = make_backend(config, config.threads or choose_threads().count)
     try:
         require_support(backend, spec)
-        backend.load(spec, weights, progress)
+        with ThreadPoolExecutor(1, thread_name_prefix="kvarn-tokenizer") as pool:
+            # The native load lets go of the interpreter, so the tokeniser is built meanwhile, and no sooner: what
+            # comes before is Python's, and would wait for it.
+            tokenizer = pool.submit(_load_tokenizer, source)
+            backend.load(spec, weights, progress)
         kv = _reserve(backend, share, memory, config, hash_key)
         if kv.states is not None:
             config = replace(config, max_running=min(config.max_running, kv.states.max_sequences - 1))
@@ -184,6 +189,8 @@ def make_decoder(
 ) -> Decoder:
     """The way of generating that the model was trained for."""
     if isinstance(spec.generation, MaskedDiffusion):
+        from kvarn.decoding.diffusion import DiffusionDecoder
+
         defaults = SamplingDefaults(**{**DIFFUSION_DEFAULTS, **recommended})
         diffusion = DiffusionDecoder(
             backend, spec.generation, spec.vocab_size, words.eos_ids, defaults=defaults, context=context
@@ -192,6 +199,8 @@ def make_decoder(
         diffusion.unused = UnusedIds.of(spec.vocab_size, words.unused_ids - {spec.generation.mask_id})
         return diffusion
     if isinstance(spec.generation, UniformDiffusion):
+        from kvarn.decoding.uniform.decoder import UniformDiffusionDecoder
+
         if context <= spec.generation.canvas:
             raise ConfigError(
                 f"the context has room for {context:,} tokens, and this model denoises canvases of "
@@ -227,12 +236,6 @@ def _forget_locals(error: BaseException | None) -> None:
     while error is not None:
         clear_frames(error.__traceback__)
         error = error.__cause__
-
-
-def _close_quietly(tokenizer: Future[Tokenizer]) -> None:
-    """The error on its way out matters more than one of the tokeniser's."""
-    with suppress(Exception):
-        tokenizer.result().close()
 
 
 def _reserve(

@@ -26,11 +26,12 @@ def load_tokenizer(source: WeightSource) -> Tokenizer:
 
 
 def _read_tokenizer(source: WeightSource) -> Tokenizer:
-    from kvarn.tokenizer.from_folder import tokenizer_from_folder
-    from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
-
     embedding = source.tensors.get("token_embd.weight")
     num_rows = embedding.shape[0] if embedding is not None and embedding.shape else None
     if "hf" in source.metadata or "hf_folder" in source.metadata:
+        from kvarn.tokenizer.from_folder import tokenizer_from_folder
+
         return tokenizer_from_folder(source.metadata.get("hf_folder", source.path), num_rows=num_rows)
+    from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
+
     return tokenizer_from_gguf(source.metadata, num_rows=num_rows)

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from kvarn.backends.protocol import BlockBytesBackend
 from kvarn.kv.cache import KVCache
 from kvarn.kv.prefix import PrefixHit
-from kvarn.prefix_store.folder import StoreFolder
-from kvarn.prefix_store.pack import UInt8
-from kvarn.prefix_store.reader import BlockReader, ReadJob
-from kvarn.prefix_store.store import BlockStore
-from kvarn.prefix_store.writer import BlockWriter
 
 if TYPE_CHECKING:
     from kvarn.engine.engine import Engine
+    from kvarn.prefix_store.folder import StoreFolder
+    from kvarn.prefix_store.pack import UInt8
+    from kvarn.prefix_store.reader import BlockReader, ReadJob
+    from kvarn.prefix_store.store import BlockStore
+    from kvarn.prefix_store.writer import BlockWriter
 
 EXPORT_TIMEOUT_S = 60.0
 POPULATED_BYTES = 256 << 20  # of the KV cache, at most, backed with memory when a folder with blocks is opened
@@ -71,6 +71,9 @@ class DiskPrefixes:
         """Use a store. Any thread; without effect on one that is closed."""
         if self._is_closed:
             return
+        from kvarn.prefix_store.reader import BlockReader
+        from kvarn.prefix_store.writer import BlockWriter
+
         parts = store, BlockReader(store), BlockWriter(store, self.folder.failures)
         if self._call is not None:
             parts[2].start(self._export_between_steps, self._is_busy)

@@ -10,11 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kvarn.engine.persistence.disk_prefixes import DiskPrefixes, DiskStats
 from kvarn.kv.cache import KVCache
-from kvarn.prefix_store.reader import ReadJob
 from kvarn.request import Request
+
+if TYPE_CHECKING:
+    from kvarn.prefix_store.reader import ReadJob
 
 STEP_BYTES = 4 << 20  # that one step takes in while requests run: about a millisecond
 POLL_S = 0.001  # between looks, while there is nothing else to do
