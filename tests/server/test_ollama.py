@@ -225,6 +225,24 @@ class TestServer:
         ]
         assert texts[0] == texts[1] != ""
 
+    def test_a_null_is_what_was_not_given(self, client: httpx.Client) -> None:
+        few = {"options": {"num_predict": 2, "seed": None, "stop": None}, "stream": False}
+        call = {"id": None, "function": {"name": "f", "arguments": None}}
+        said = [{**HI[0], "tool_calls": None}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        said += [{"role": "tool", "tool_name": None, "content": "done"}]
+        answer = client.post(CHAT, json={"model": SMOLLM2, "messages": said, "tools": None, "format": None, **few})
+        assert answer.json()["eval_count"] == 2, answer.text
+        asked = {"model": SMOLLM2, "prompt": "hi", "system": None, "suffix": None, "keep_alive": None, **few}
+        assert client.post(GENERATE, json=asked).json()["eval_count"] == 2
+        assert client.post(GENERATE, json={**asked, "prompt": None}).json()["done_reason"] == "load"
+
+    def test_an_older_client_asks_for_no_vector_to_load_the_model(self, client: httpx.Client) -> None:
+        assert client.post("/api/embeddings", json={"model": MINILM}).json() == {"embedding": []}
+
+    @pytest.mark.parametrize("value", [300, -1, 0.5, "5m", "1h30m", "-1", "1.5s", ".5h", "24h", "300"])
+    def test_keep_alive_is_seconds_or_a_duration(self, client: httpx.Client, value: object) -> None:
+        assert client.post(GENERATE, json={"model": SMOLLM2, "keep_alive": value}).status_code == 200
+
     def test_a_model_is_unloaded_by_keep_alive_and_loaded_again(self, client: httpx.Client) -> None:
         assert client.post(GENERATE, json={"model": SMOLLM2, "stream": False}).json()["done_reason"] == "load"
         (line,) = lines(client.post(CHAT, json={"model": SMOLLM2, "keep_alive": 0}))
@@ -247,6 +265,8 @@ class TestServer:
             (CHAT, {"messages": HI, "model": "llama3"}, 404, SMOLLM2),
             (CHAT, {"messages": HI, "model": MINILM}, 400, "model"),
             (CHAT, {"messages": HI, "shift": True}, 400, "shift"),
+            (CHAT, {"messages": HI, "keep_alive": "banana"}, 400, "keep_alive"),
+            (CHAT, {"messages": HI, "keep_alive": ""}, 400, "keep_alive"),
             (CHAT, {"messages": HI, "width": 512}, 400, "width"),
             (CHAT, {"messages": HI, "options": {"rope_frequency_base": 1e4}}, 400, "options.rope_frequency_base"),
             (GENERATE, {"prompt": "x", "context": [1]}, 400, "context"),

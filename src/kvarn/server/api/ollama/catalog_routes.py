@@ -15,8 +15,9 @@ from starlette.responses import Response
 
 from kvarn.errors import AuthError
 from kvarn.formats.open import open_weights
+from kvarn.server.api.ollama.answer_schema import ModelTags, OllamaVersion, ShownModel
 from kvarn.server.api.ollama.errors import PREFIX
-from kvarn.server.api.ollama.schema import ModelTags, NameBody, OllamaVersion, ShownModel
+from kvarn.server.api.ollama.schema import NameBody
 from kvarn.server.api.ollama.translation import model_id
 from kvarn.server.api.schema import body_of
 from kvarn.server.chat.output.formats import OutputFormat, detect_format

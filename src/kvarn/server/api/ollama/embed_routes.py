@@ -8,8 +8,9 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.observe.metrics import Metrics
+from kvarn.server.api.ollama.answer_schema import EmbedAnswer, OlderEmbeddingsAnswer
 from kvarn.server.api.ollama.errors import PREFIX
-from kvarn.server.api.ollama.schema import EmbedAnswer, EmbedBody, OlderEmbeddingsAnswer, OlderEmbeddingsBody
+from kvarn.server.api.ollama.schema import EmbedBody, OlderEmbeddingsBody
 from kvarn.server.api.ollama.translation import model_id
 from kvarn.server.api.openai.embeddings_routes import embedded, encoded_inputs
 from kvarn.server.api.openai.embeddings_schema import EmbeddingsBody
@@ -44,7 +45,7 @@ async def older_embeddings(request: Charged, models: Models, metrics: ServerMetr
     vectors, _, _ = await _embedded(
         request, models, metrics, parse(EmbedBody, {"model": body.model, "input": body.prompt})
     )
-    return request.reply({"embedding": vectors[0]})
+    return request.reply({"embedding": vectors[0] if vectors else []})
 
 
 async def _embedded(

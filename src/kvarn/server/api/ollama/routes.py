@@ -12,8 +12,9 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.server.api.fill.suffix_filling import Middle
+from kvarn.server.api.ollama.answer_schema import GenerateAnswer, OllamaChatAnswer
 from kvarn.server.api.ollama.errors import PREFIX
-from kvarn.server.api.ollama.schema import GenerateAnswer, GenerateBody, OllamaChatAnswer, OllamaChatBody
+from kvarn.server.api.ollama.schema import GenerateBody, OllamaChatBody
 from kvarn.server.api.ollama.translation import (
     chat_fields,
     chat_messages,

@@ -6,18 +6,20 @@ a field with one accepted value, the one that turns it off.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from kvarn.server.api.openai.chat_schema import MAX_MESSAGES, Tool
 from kvarn.server.api.openai.sampling_schema import INT31, StopString, TopLogprobs
-from kvarn.server.api.schema import Answer, Body, InvalidField
+from kvarn.server.api.schema import Body, InvalidField
 from kvarn.server.chat.output.tools import MAX_TOOLS
 from kvarn.types import MAX_STOP_STRINGS
 
 MAX_INPUTS = 2048
 MAX_NAME = 256
+DURATION = r"[+-]?(0|(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h))+|[+-]?\d+"  # as Go reads it, and numbers as texts
 
 
 def _none(value: list[Any]) -> list[Any]:
@@ -50,13 +52,32 @@ def _json(value: str) -> str:
     return value
 
 
+def _text(value: Any) -> Any:
+    return "" if value is None else value
+
+
+def _object(value: Any) -> Any:
+    return {} if value is None else value
+
+
+def _duration(value: str) -> str:
+    if re.fullmatch(DURATION, value.strip()) is None:
+        raise ValueError('give a number of seconds, or a duration such as "5m"')
+    return value
+
+
+# Go's clients write null for a text or an object that is not there.
+Text = Annotated[str, BeforeValidator(_text), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})]
+Arguments = Annotated[
+    dict[str, Any], BeforeValidator(_object), WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})
+]
 Images = Annotated[list[Any], AfterValidator(_none), Field(max_length=64, description="Not supported: empty")]
 Off = Annotated[float, AfterValidator(_off), Field(description="Not supported: 0")]
 One = Annotated[float, AfterValidator(_one), Field(description="Not supported: 1")]
 NoShift = Annotated[bool, AfterValidator(_no_shift), Field(description="Not supported: false")]
 Format = Annotated[str, AfterValidator(_json), Field(description='"json", or a schema as an object')] | dict[str, Any]
 Think = bool | Literal["low", "medium", "high"]
-KeepAlive = str | float
+KeepAlive = Annotated[str, AfterValidator(_duration)] | float
 
 
 class OllamaOptions(Body):
@@ -93,7 +114,7 @@ class OllamaFunction(Body):
 
     INERT: ClassVar[frozenset[str]] = frozenset({"index", "description"})
     name: str = Field(min_length=1, max_length=MAX_NAME)
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: Arguments = Field(default_factory=dict)
 
 
 class OllamaCall(Body):
@@ -108,7 +129,7 @@ class OllamaMessage(Body):
     """One message of the conversation; results name their call, their tool, or come in the order of the calls."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    content: Text = ""
     thinking: str | None = None
     images: Images | None = None
     tool_calls: Annotated[list[OllamaCall], Field(max_length=MAX_TOOLS)] | None = None
@@ -155,9 +176,9 @@ class GenerateBody(AnswerOptions):
     """A prompt, written with the model's chat template unless raw. Without one the model is only loaded."""
 
     REFUSED: ClassVar[frozenset[str]] = AnswerOptions.REFUSED | {"template", "context"}
-    prompt: str = ""
-    suffix: str = Field("", description="What follows the answer; for models that fill in the middle")
-    system: str = ""
+    prompt: Text = ""
+    suffix: Text = Field("", description="What follows the answer; for models that fill in the middle")
+    system: Text = ""
     raw: bool | None = Field(None, description="The prompt is read as it is, its control tokens too")
     images: Images | None = None
 
@@ -177,7 +198,7 @@ class OlderEmbeddingsBody(Body):
 
     INERT: ClassVar[frozenset[str]] = frozenset({"keep_alive", "options"})
     model: str = Field(min_length=1)
-    prompt: str = Field(min_length=1)
+    prompt: Text = Field("", description="Without one, only the model is loaded")
 
 
 class NameBody(Body):
@@ -200,96 +221,3 @@ class OllamaPullBody(NameBody):
 
     INERT: ClassVar[frozenset[str]] = frozenset({"insecure"})
     stream: bool | None = Field(None, description="Lines while it is fetched; default true")
-
-
-class Timed(Answer):
-    """How long it took, in nanoseconds, in the last line only."""
-
-    total_duration: int | None = None
-    load_duration: int | None = None
-    prompt_eval_count: int | None = None
-    prompt_eval_duration: int | None = None
-    eval_count: int | None = None
-    eval_duration: int | None = None
-
-
-class OllamaChatAnswer(Timed):
-    """A line of the answer, or the whole of it."""
-
-    model: str
-    created_at: str
-    message: dict[str, Any]
-    done: bool
-    done_reason: str | None = None
-
-
-class GenerateAnswer(Timed):
-    """A line of the answer, or the whole of it."""
-
-    model: str
-    created_at: str
-    response: str
-    done: bool
-    done_reason: str | None = None
-
-
-class EmbedAnswer(Answer):
-    """One vector for each text."""
-
-    model: str
-    embeddings: list[list[float]]
-    total_duration: int
-    load_duration: int
-    prompt_eval_count: int
-
-
-class OlderEmbeddingsAnswer(Answer):
-    """The vector."""
-
-    embedding: list[float]
-
-
-class ModelDetails(Answer):
-    """What a model file is."""
-
-    parent_model: str = ""
-    format: str
-    family: str
-    families: list[str]
-    parameter_size: str
-    quantization_level: str
-
-
-class ModelTag(Answer):
-    """One model of this server; digest is empty before a local file's first load."""
-
-    name: str
-    model: str
-    modified_at: str
-    size: int
-    digest: str
-    details: ModelDetails
-
-
-class ModelTags(Answer):
-    """The models of this server."""
-
-    models: list[ModelTag]
-
-
-class ShownModel(Answer):
-    """One model in detail; template is Jinja, as the file has it."""
-
-    modelfile: str
-    parameters: str
-    template: str
-    details: ModelDetails
-    model_info: dict[str, Any]
-    capabilities: list[str]
-    modified_at: str
-
-
-class OllamaVersion(Answer):
-    """The version of Ollama whose API this is."""
-
-    version: str
