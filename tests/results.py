@@ -60,10 +60,16 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The commit, with `-dirty` when tracked files differ from it; `unknown` outside a clone."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """The commit, with `-dirty` when tracked files other than results differ from it; `unknown` outside a clone."""
+    commit = _git("rev-parse", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RESULTS.relative_to(ROOT)}")
+    return "unknown" if not commit else f"{commit}-dirty" if changed else commit
+
+
+def _git(*args: str) -> str:
+    """What git says; nothing where it cannot."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True, timeout=30, check=False)
     except OSError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+        return ""
+    return done.stdout.strip()
