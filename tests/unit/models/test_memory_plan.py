@@ -183,6 +183,21 @@ def test_layers_with_windows_cost_a_third_of_the_cache_where_they_are_freed() ->
     assert freed.cost.split(freed.kv_bytes, freed.context) == (32_768, 6_144)
 
 
+def test_a_window_in_every_second_layer_halves_the_cache() -> None:
+    """The layers of gpt-oss 20B."""
+    windows = [None if layer % 2 else 128 for layer in range(24)]
+    blocks = tuple(
+        replace(fake_spec().blocks[0], mixer=Attention(64, 8, 64, scale=0.125, rope=None, window=window))
+        for window in windows
+    )
+    spec = replace(WINDOWED, blocks=blocks)
+    kept, freed = (
+        plan_memory(spec, weights(MIB), None, None, memory(16_384 * MIB), window_step=step) for step in (None, 512)
+    )
+    assert kept.kv_bytes == 1536 * MIB
+    assert freed.kv_bytes == 912 * MIB
+
+
 def test_with_little_memory_windows_give_way_to_the_context() -> None:
     plan = plan_memory(WINDOWED, weights(MIB), None, None, memory(240 * MIB), window_step=512)
     assert plan.context == 32_768
