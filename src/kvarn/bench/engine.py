@@ -10,6 +10,7 @@ import statistics
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,14 @@ from kvarn.engine.handle import OutputCollector
 from kvarn.engine.scheduling.plan import pad_tables, pad_window_tables
 from kvarn.engine.submission import Submission
 from kvarn.errors import ConfigError
+from kvarn.formats.open import open_weights
 from kvarn.kv.cache import KVCache
+from kvarn.models.describe import describe
+from kvarn.models.memory_plan import CACHE_TOKENS, kv_token_bytes
 from kvarn.types import SamplingParams
 
 PROMPT_TOKENS = 32
+BLOCK_TOKENS = 64  # the last block of a request is seldom full
 TEMPERATURE, TOP_P = 0.7, 0.95
 
 
@@ -70,6 +75,19 @@ def measure(client: EngineClient, vocab_size: int, requests: int, num_steps: int
     straight_s = min(clock.step_s for _, clock in found)
     num_timed = sum(len(clock.periods) for clock in engine_clocks)
     return EngineCost(requests, num_timed, 1000 * best.step_s, 1000 * best.backend_s, 1000 * straight_s)
+
+
+def kv_bytes(path: Path, requests: int, num_steps: int) -> int | None:
+    """What so many requests need at once, where that may be more than a cache has by default."""
+    num_tokens = requests * (PROMPT_TOKENS + num_steps + BLOCK_TOKENS)
+    if num_tokens <= CACHE_TOKENS:
+        return None
+    source = open_weights(path)
+    try:
+        spec = describe(source).spec
+        return max(num_tokens, spec.context_length) * kv_token_bytes(spec)
+    finally:
+        source.close()
 
 
 def _measure_round(

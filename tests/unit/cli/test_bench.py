@@ -31,6 +31,11 @@ def test_bench_engine_makes_room_for_as_many_requests_as_it_measures(kvarn: Kvar
     assert run["requests"] == 66
 
 
+def test_bench_engine_makes_room_for_the_tokens_of_many_requests(kvarn: Kvarn, model: str) -> None:
+    done = kvarn("bench", "engine", "-m", model, "-r", "256", "--steps", "34", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_step_has_a_row_for_every_request_that_is_measured(model: str) -> None:
     with open_llm(model, EngineOptions(), at_once=600) as llm:
         assert (llm.config.max_running, llm.config.max_batch_tokens) == (600, 600)

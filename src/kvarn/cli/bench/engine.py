@@ -30,10 +30,13 @@ def bench_engine(
     threads: Threads = None,
 ) -> None:
     """What scheduling and Python cost per step, against the same batch driven straight into the backend."""
-    from kvarn.bench.engine import measure
+    from kvarn.bench.engine import kv_bytes, measure
+    from kvarn.config import is_offline
+    from kvarn.hub import resolve
 
     counts = requests or list(CONCURRENCY)
-    with open_llm(model, EngineOptions(threads), at_once=max(counts)) as llm:
+    room = kv_bytes(resolve(model, offline=is_offline()), max(counts), steps)
+    with open_llm(model, EngineOptions(threads), max(counts), room) as llm:
         print(("{:>10}" * len(HEADINGS)).format(*HEADINGS))
         costs = []
         for count in counts:

@@ -136,7 +136,7 @@ def _default(option: Field[Any]) -> Any:
 
 
 @contextmanager
-def open_llm(model: str, options: EngineOptions, at_once: int = 0) -> Iterator[LLM]:
+def open_llm(model: str, options: EngineOptions, at_once: int = 0, kv_bytes: int | None = None) -> Iterator[LLM]:
     """Load a model, with room for `at_once` requests in a step, with a progress bar on stderr where it takes long."""
     from kvarn.cli.terminal.progress import progress_bar
     from kvarn.config import EngineConfig
@@ -144,7 +144,7 @@ def open_llm(model: str, options: EngineOptions, at_once: int = 0) -> Iterator[L
 
     config = EngineConfig(**options.given())
     rows = max(at_once, config.max_running), max(at_once, config.max_batch_tokens)
-    config = replace(config, max_running=rows[0], max_batch_tokens=rows[1])
+    config = replace(config, max_running=rows[0], max_batch_tokens=rows[1], kv_bytes=kv_bytes)
     started = time.perf_counter()
     with progress_bar() as draw:
 
