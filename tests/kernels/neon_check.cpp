@@ -23,6 +23,7 @@ static void check_table(const std::string& name) {
     check_products(table, is_derived ? &select_table("neon") : nullptr);
     if (is_derived) return;
     check_rows(table);
+    check_low_rank(table);
     check_attention(table);
 }
 

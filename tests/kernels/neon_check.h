@@ -16,6 +16,7 @@ using Bytes = std::vector<uint8_t>;
 // Parent: a table whose products have the same bits, or null.
 void check_products(const KernelTable& table, const KernelTable* parent);
 void check_rows(const KernelTable& table);
+void check_low_rank(const KernelTable& table);
 void check_attention(const KernelTable& table);
 
 constexpr double kF32 = 2e-6;  // tolerance family f32 of table.h
