@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Literal, get_args
 
 import numpy as np
@@ -77,8 +78,13 @@ class TextChunk:
 
     @property
     def searchable(self) -> str:
-        """The text that is embedded and indexed."""
+        """The text that is embedded."""
         return f"{self.heading}\n{self.text}" if self.heading else self.text
+
+    def named(self, source: str) -> str:
+        """The text whose words are indexed: it begins with the name of the file, without its suffix."""
+        name = PurePosixPath(source).stem
+        return f"{name}\n{self.searchable}" if name else self.searchable
 
 
 @dataclass(frozen=True, slots=True)

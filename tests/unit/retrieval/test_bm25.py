@@ -29,7 +29,7 @@ BYTES = [*range(32), *(24 + ((8 | i % 8) << i // 8 - 1) for i in range(8, 232))]
 def test_scores_equal_a_plain_implementation(tmp_path: Path, size: Size) -> None:
     texts = _texts(size(400, 5_000))
     index = _filled(tmp_path, texts)
-    plain = _Plain(texts)
+    plain = _Plain(_indexed(texts))
     for query in _queries(30):
         expected = sorted(plain.scores(query), reverse=True)[:10]
         found = [score for _, score in index.sparse(query, 10, None)]
@@ -42,7 +42,7 @@ def test_hits_overlap_with_bm25s(tmp_path: Path, size: Size) -> None:
     texts = _texts(size(400, 5_000))
     index = _filled(tmp_path, texts)
     peer = bm25s.BM25(k1=1.2, b=0.75, method="lucene")
-    peer.index([terms(text) for text in texts], show_progress=False)
+    peer.index([terms(text) for text in _indexed(texts)], show_progress=False)
     overlaps = []
     for query in _queries(40):
         best, _ = peer.retrieve([terms(query)], k=10, show_progress=False, n_threads=1)
@@ -85,7 +85,7 @@ def test_after_removals_and_optimise_scores_equal_a_fresh_build(tmp_path: Path) 
 def test_a_filter_keeps_the_best_that_match(tmp_path: Path, limit: int) -> None:
     texts = _texts(400)
     index = _filled(tmp_path, texts)
-    plain = _Plain(texts)
+    plain = _Plain(_indexed(texts))
     for query in _queries(10):
         expected = sorted((s for n, s in enumerate(plain.scores(query)) if n < limit and s > 0), reverse=True)[:10]
         found = index.sparse(query, 10, parse_filter({"place": {"lt": limit}}))
@@ -209,6 +209,11 @@ def _texts(num: int) -> list[str]:
     """Words as frequent as in a language, texts of 5 to 120 words."""
     rng = np.random.default_rng(0)
     return [" ".join(f"w{min(w, 3000)}" for w in rng.zipf(1.3, rng.integers(5, 120))) for _ in range(num)]
+
+
+def _indexed(texts: Sequence[str]) -> list[str]:
+    """With the names of their files, folder/0.txt and so on."""
+    return [f"{number} {text}" for number, text in enumerate(texts)]
 
 
 def _queries(num: int) -> list[str]:

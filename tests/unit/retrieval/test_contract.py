@@ -115,6 +115,22 @@ def test_the_nearest_are_found_with_their_cosines(opener: Opener) -> None:
     index.close()
 
 
+def test_a_document_is_found_by_the_name_of_its_file(opener: Opener) -> None:
+    with Collection("c", model=WordEmbedder(), index=opener()) as collection:
+        paths = ("docs/harbourGuide.md", "a/wheel")
+        collection.add([Document(f"stars shine {n}", id=path, source=path) for n, path in enumerate(paths)])
+        for query in ("harbour", "guide", "wheel"):
+            assert len(collection.search(query, 5, "sparse")) == 1
+        assert not collection.search("docs md", 5, "sparse")
+        collection.rename({"docs/harbourGuide.md": "docs/mill.md"})
+        assert not collection.search("harbour", 5, "sparse")
+        assert [hit.source for hit in collection.search("mill", 5, "sparse")] == ["docs/mill.md"]
+        assert collection.rename({"docs/mill.md": "b/stone.txt"})
+        assert collection.delete(["b/stone.txt"]) == 1
+        assert not collection.search("stone", 5, "sparse")
+        assert len(collection.search("stars", 5, "sparse")) == 1
+
+
 @pytest.mark.parametrize(
     "query", ['"stone wheel" mill', "\N{LEFT DOUBLE QUOTATION MARK}stone wheels\N{RIGHT DOUBLE QUOTATION MARK} mill"]
 )

@@ -149,6 +149,10 @@ def test_html_keeps_text_and_headings_only() -> None:
         ("<svg><svg><p>no</svg>yes<head><style>p{}</style>no</head>yes", "yesyes"),
         ("&lt;b&gt; &#65;&#0; &#99999999999; &nosuch;", "<b> A\ufffd \ufffd &nosuch;"),
         ("unfinished <a", "unfinished <a"),
+        ("<head><title> A &amp;\nB </title><style>p{}</style></head><p>c", "# A & B\n\nc"),
+        ("<head><title>A</title></head><h1>B</h1>c", "# B\n\nc"),
+        ("<head><title>A<p>c</head>d", "# Ac\n\nd"),
+        ("<head><title></title></head>c<svg><title>no</title></svg>", "c"),
     ],
 )
 def test_html_is_read_however_broken(page: str, text: str) -> None:

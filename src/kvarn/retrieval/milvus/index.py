@@ -24,7 +24,7 @@ from kvarn.retrieval.milvus.connection import MilvusConnection
 from kvarn.retrieval.milvus.expressions import listed, to_expression
 from kvarn.retrieval.milvus.lease import LEASE_S, WriterLease
 from kvarn.retrieval.milvus.phrases import NUM_READ, Phrase, with_phrases
-from kvarn.retrieval.milvus.rows import gravestone, placed, rows_of, stored
+from kvarn.retrieval.milvus.rows import gravestone, renamed, rows_of
 from kvarn.retrieval.milvus.store import BATCH, MilvusStore
 from kvarn.retrieval.scores import ChunkCandidates, Keys, Scales, Scores
 from kvarn.retrieval.text_analysis import DEFAULT_LANGUAGE, bm25_limit, query_terms, quoted_phrases
@@ -120,10 +120,7 @@ class MilvusIndex:
             version = self._last.next_version
             moved = {row["document"]: moves[row["document"]] for row in rows}
             if moved:
-                named = [
-                    placed({**stored(row), "source": moves[row["document"]]}, moves[row["document"]], version)
-                    for row in rows
-                ]
+                named = [renamed(row, moves[row["document"]], version) for row in rows]
                 self._replace(named, sorted(set(moved) - set(moved.values())))
         return moved
 

@@ -65,7 +65,7 @@ def _schema(connection: MilvusConnection, dim: int) -> Any:
 def rows_of(document: EmbeddedDocument, version: int) -> Iterator[dict[str, Any]]:
     """One row per chunk, written by the change of that version."""
     for ordinal, (chunk, vector) in enumerate(zip(document.chunks, document.vectors, strict=True)):
-        words = " ".join(terms(chunk.searchable))
+        words = " ".join(terms(chunk.named(document.source)))
         if max(len(chunk.text.encode()), len(words.encode())) > MAX_TEXT_BYTES:
             raise InvalidParameter(
                 f"a chunk of {document.id!r:.60} is longer than Milvus stores; use smaller chunks", field="documents"
@@ -82,17 +82,19 @@ def rows_of(document: EmbeddedDocument, version: int) -> Iterator[dict[str, Any]
             "terms": words,
             "vector": vector.tolist(),
         }
-        yield placed(row | {"num_bytes": _num_bytes(row)}, document.id, version)
+        yield _placed(row | {"num_bytes": _num_bytes(row)}, document.id, version)
 
 
-def placed(row: Mapping[str, Any], document: str, version: int) -> dict[str, Any]:
+def _placed(row: Mapping[str, Any], document: str, version: int) -> dict[str, Any]:
     """A row as one of that document and version."""
     return {**row, "key": _key(document, row["ordinal"], version), "document": document, "version": version}
 
 
-def stored(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row has beside its document and version."""
-    return {name: row[name] for name in STORED}
+def renamed(row: Mapping[str, Any], name: str, version: int) -> dict[str, Any]:
+    """A row of a document that has got another id and source."""
+    chunk = TextChunk(row["text"], row["start"], row["stop"], row["heading"])
+    fields = {**{field: row[field] for field in STORED}, "source": name, "terms": " ".join(terms(chunk.named(name)))}
+    return _placed(fields | {"num_bytes": _num_bytes(fields)}, name, version)
 
 
 def gravestone(document: str, version: int, dim: int) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def gravestone(document: str, version: int, dim: int) -> dict[str, Any]:
         "terms": STONE,
         "vector": [1.0] + [0.0] * (dim - 1),
     }
-    return placed(row, document, version)
+    return _placed(row, document, version)
 
 
 def _num_bytes(row: Mapping[str, Any]) -> int:

@@ -38,7 +38,7 @@ def remove_documents(cursor: sqlite3.Cursor, document_ids: Sequence[str], versio
         row = cursor.execute("SELECT key FROM documents WHERE id = ?", (document_id,)).fetchone()
         if row is None:
             continue
-        cursor.execute("INSERT INTO removed SELECT key, ? FROM chunks WHERE document = ?", (version, row[0]))
+        _remember_removed(cursor, row[0], version)
         cursor.execute("DELETE FROM chunks WHERE document = ?", row)
         cursor.execute("DELETE FROM documents WHERE key = ?", row)
         num_removed += 1
@@ -46,7 +46,10 @@ def remove_documents(cursor: sqlite3.Cursor, document_ids: Sequence[str], versio
 
 
 def rename_documents(cursor: sqlite3.Cursor, moves: Mapping[str, str], version: int) -> None:
-    """Give documents new ids and sources; those that have them and are not renamed themselves are removed."""
+    """Give documents new ids and sources; those that have them and are not renamed themselves are removed.
+
+    Their chunks are removed and added as far as the indexes know, which have the words of the names.
+    """
     remove_documents(cursor, [new for new in moves.values() if new not in moves], version)
     keys = {old: cursor.execute("SELECT key FROM documents WHERE id = ?", (old,)).fetchone() for old in moves}
     for row in keys.values():  # out of each other's way first: two may have changed places
@@ -55,6 +58,13 @@ def rename_documents(cursor: sqlite3.Cursor, moves: Mapping[str, str], version: 
     for old, row in keys.items():
         if row is not None:
             cursor.execute("UPDATE documents SET id = ?, source = ? WHERE key = ?", (moves[old], moves[old], row[0]))
+            _remember_removed(cursor, row[0], version)
+            cursor.execute("UPDATE chunks SET version = ? WHERE document = ?", (version, row[0]))
+
+
+def _remember_removed(cursor: sqlite3.Cursor, document: int, version: int) -> None:
+    sql = "INSERT OR REPLACE INTO removed SELECT key, ? FROM chunks WHERE document = ?"
+    cursor.execute(sql, (version, document))
 
 
 def add_place_columns(cursor: sqlite3.Cursor) -> None:

@@ -231,7 +231,7 @@ class IndexSync:
         """Keys and texts of chunks, a few of them in memory at a time."""
         for start in range(0, len(keys), CATCH_UP_BATCH):
             chunks = self._store.chunks(keys[start : start + CATCH_UP_BATCH])
-            yield from ((key, stored.chunk.searchable) for key, stored in sorted(chunks.items()))
+            yield from ((key, stored.chunk.named(stored.source)) for key, stored in sorted(chunks.items()))
 
     def _catch_up_dense(self, version: int) -> None:
         """Bring the graph to a version of the store."""

@@ -1,5 +1,7 @@
 """HTML to text that keeps its structure: headings as Markdown's, blocks as paragraphs; no scripts, no styles.
 
+A page without an <h1> begins with its <title>, which most often says the same.
+
 Takes time in proportion to the length of untrusted input, whereas the standard library's parser searches the rest of
 the page for the end of every unfinished tag.
 """
@@ -96,9 +98,13 @@ class _Page:
         self._num_pre = 0  # open <pre> elements
         self._starts_paragraph = False  # the next text begins a paragraph ...
         self._marker = ""  # ... with this
+        self._title: list[str] = []
+        self._is_in_title = False
+        self._has_h1 = False
 
     def begin(self, name: str) -> None:
-        # <head> is skipped with its <title>, the only readable text in it: <h1> usually repeats that.
+        self._is_in_title |= name == "title" and self._skipped == "head"  # an <svg> may have one too
+        self._has_h1 |= name == "h1" and not self._skipped
         if name in SKIPPED:
             self._skipped = self._skipped or name
         if name in BLOCKS:
@@ -109,11 +115,15 @@ class _Page:
     def end(self, name: str) -> None:
         if name == self._skipped:
             self._skipped = ""
+        if name in ("title", "head"):
+            self._is_in_title = False
         if name in BLOCKS:
             self._starts_paragraph, self._marker = True, ""
         self._num_pre -= name == "pre" and self._num_pre > 0
 
     def add_text(self, data: str) -> None:
+        if self._is_in_title:
+            self._title.append(data)
         if self._skipped:
             return
         text = data if self._num_pre else re.sub(r"\s+", " ", data)
@@ -129,4 +139,6 @@ class _Page:
 
     def text(self) -> str:
         joined = re.sub(r"(?<![ \t])[ \t]+\n", "\n", "".join(self._parts))
-        return re.sub(r"\n{3,}", "\n\n", joined).strip() + "\n"
+        text = re.sub(r"\n{3,}", "\n\n", joined).strip()
+        title = "" if self._has_h1 else " ".join("".join(self._title).split())
+        return (f"# {title}\n\n{text}" if title else text) + "\n"
