@@ -1,6 +1,6 @@
 """What Ray adds to a server: first tokens and streams of one replica, plain and through `kvarn deploy ray`, by turns.
 
-    python -m benchmarks.ray_serve [--requests 100]
+    python -m benchmarks.ray_serve [--requests 100] [--write NAME]
 
 The same tiny random model behind both. First tokens: one request at a time, from the first byte sent to the first event
 with text. Streams: eight at a time of 500 tokens each, tokens a second. Prints a table and one line of JSON, last.
@@ -13,13 +13,16 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from tests.chat_model import write_chat_model
+from tests.results import write_result
 from tests.server.on_ray import RayServer, ray_nodes
 from tests.server.process import ServerProcess
 
@@ -64,6 +67,7 @@ async def _tokens_per_s(url: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--write", metavar="NAME", help="keep the figures in benchmarks/results/NAME.json")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, ray_nodes(1) as (address, _):
         folder = Path(name)
@@ -84,6 +88,9 @@ def main() -> None:
         "ray_tokens_per_s": round(statistics.median(one for _, one in streams)),
     }
     print(row)
+    if given.write:
+        command = shlex.join(["python", "-m", "benchmarks.ray_serve", *sys.argv[1:]])
+        write_result(given.write, {"requests": given.requests, "runs": [row]}, command=command)
     print(json.dumps({"bench": "ray_serve", "machine": describe_machine(), "runs": [row]}))
 
 

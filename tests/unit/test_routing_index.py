@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 
 from kvarn.kv.cache import KVCache
 from kvarn.kv.journal import PrefixJournal
+from kvarn.routing.changes import NAMED, STORED, PrefixChange
 from kvarn.routing.choice import AFFINITY
 from kvarn.routing.cluster_key import ClusterKey
 from kvarn.routing.feed import FeedError, FeedFrame, FeedReader, FeedWriter, ReplicaIdentity, ReplicaLoad
@@ -216,6 +218,20 @@ def test_marks_of_somebody_without_the_key_are_ignored() -> None:
     assert read_marks(ClusterKey(b"o" * 32), write_marks(KEY, marks)) == ()
     assert read_marks(KEY, b"AAAA") == ()
     assert read_marks(KEY, b"\xff") == ()
+
+
+def test_a_block_that_a_text_names_takes_less_than_500_bytes_however_many_replicas_hold_it() -> None:
+    rng, index, number = random.Random(3), FleetIndex(), 20_000
+    tracemalloc.start()
+    stored = [PrefixChange(STORED, rng.getrandbits(64), rng.getrandbits(64), BLOCK) for _ in range(number)]
+    for replica in range(0, 1000, 111):
+        index.apply(replica, stored)
+    index.apply(0, [PrefixChange(NAMED, rng.getrandbits(64), change.digest) for change in stored])
+    del stored
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert index.num_blocks == index.num_texts == number
+    assert taken / number < 500
 
 
 def test_an_empty_index_has_no_match() -> None:
