@@ -40,6 +40,16 @@ def test_all_chunks_have_the_same_heading(client: httpx.Client) -> None:
     assert read[0]["object"] == "chat.completion.chunk"
 
 
+@pytest.mark.parametrize(("path", "body"), [(CHAT, chat_body()), (TEXT, text_body())])
+def test_the_end_of_a_stream_is_sent_in_one_piece(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    wanted = body | {"stream": True, "stream_options": {"include_usage": True}}
+    with client.stream("POST", path, json=wanted) as response:
+        last = list(response.iter_raw())[-1]
+    assert b'"finish_reason":"' in last
+    assert b'"choices":[],"usage":{' in last
+    assert last.endswith(b"data: [DONE]\n\n")
+
+
 def test_usage_comes_in_a_chunk_of_its_own_when_it_is_wanted(client: httpx.Client) -> None:
     body = chat_body()
     *others, last = chunks(client, CHAT, body | {"stream_options": {"include_usage": True}})

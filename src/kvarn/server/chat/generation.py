@@ -138,6 +138,7 @@ class Generation:
         self._is_quiet = False  # events are not read, only the results count
         self._is_accepted = False  # by the engine
         self._is_closed = False
+        self._num_speaking = plan.num_answers  # whose last event has not come
         self._gaps = TokenGaps(generations.metrics.token_gaps(model.base_id))
         client, number = model.llm.llm.client, len(plan.submissions)
         self._answers = client.stream_async(number, self._on_arrival, polls_tokens=True)
@@ -160,6 +161,10 @@ class Generation:
     @property
     def phase(self) -> GenerationPhase:
         return "finished" if self._answers.num_open == 0 or self._is_closed else phase_of(self._requests)
+
+    def is_over(self) -> bool:
+        """Whether the last event of every answer has come, read or not."""
+        return self._num_speaking == 0
 
     @property
     def engine_ids(self) -> list[str]:
@@ -274,6 +279,7 @@ class Generation:
     def _on_arrival(self, prompt_index: int, event: TokenEvent) -> bool:
         """Called in the event loop; whether the event is kept for the reader."""
         self._gaps.observe(prompt_index, event)
+        self._num_speaking -= event.finish_reason is not None
         if event.finish_reason is FinishReason.DEADLINE and self._answers.error is None:
             self._answers.error = self.request.deadline.error()
         # A reader that has fallen behind misses denoising steps, and no text.

@@ -152,6 +152,13 @@ def _check_shape(bare: bytes, max_depth: int, max_values: int) -> None:
         raise BadBody(f"the body has {bare.count(b',') + 1:,} values, at most {max_values:,} are read; send fewer")
     if bare.count(b":") > MAX_MEMBERS:
         raise BadBody(f"the body has {bare.count(b':'):,} fields, at most {MAX_MEMBERS:,} are read; send fewer")
+    if bare.count(b"[") + bare.count(b"{") > max_depth:  # else it cannot be deeper
+        _check_depth(bare, max_depth)
+    if _LONG_NUMBER.search(bare):
+        raise BadBody("the body has a number of more than 4,300 digits")
+
+
+def _check_depth(bare: bytes, max_depth: int) -> None:
     brackets = np.frombuffer(bare.translate(None, _NOT_A_BRACKET), dtype=np.uint8)
     if brackets.size > 2 * MAX_CONTAINERS:
         raise BadBody(f"the body has more than {MAX_CONTAINERS:,} lists and objects; send fewer")
@@ -159,8 +166,6 @@ def _check_shape(bare: bytes, max_depth: int, max_values: int) -> None:
     depth = int(np.where(opens, 1, -1).cumsum().max(initial=0))
     if depth > max_depth:
         raise BadBody(f"the body is nested {depth:,} levels deep; at most {max_depth} are taken")
-    if _LONG_NUMBER.search(bare):
-        raise BadBody("the body has a number of more than 4,300 digits")
 
 
 def _check_text(value: object, *path: str) -> None:

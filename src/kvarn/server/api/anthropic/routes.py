@@ -51,7 +51,10 @@ async def create_message(
     reader = generation.reader(plan)
     if body.stream:
         events = _events(generation, reader, stream)
-        return EventStreamResponse(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
+        comment, is_over = generation.progress, generation.is_over
+        return EventStreamResponse(
+            request, events, STREAM_FORMAT, comment=comment, ping_s=settings.ping_s, is_over=is_over
+        )
     (completion,) = await generation.finish()
     _push(stream, whole_answer(completion, reader))
     return request.reply(stream.message(*_ending(completion)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ from kvarn.server.http.sse import EventStreamResponse
 
 if TYPE_CHECKING:
     from kvarn.citations.types import SentenceSupport
+    from kvarn.server.chat.generation import Generation
+    from kvarn.server.request_context import RequestContext
 
 router = APIRouter(tags=["chat"])
 RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
@@ -64,7 +67,7 @@ async def chat_completions(
         events = chat_events(generation, envelope, plan, body.stream_options)
         if grounded is not None:
             events = between_sources_and_support(events, envelope, grounded, attribute, has_passages=has_passages)
-        return EventStreamResponse(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
+        return _streamed(request, generation, events, settings.ping_s, is_grounded=grounded is not None)
     (completion,) = await generation.finish()
     added = {}
     if grounded is not None:
@@ -74,3 +77,13 @@ async def chat_completions(
         return writer.answer(completion) | added
 
     return await request.reply_from_thread(answer) if generation.plan.has_scores else request.reply(answer())
+
+
+def _streamed(
+    request: RequestContext, generation: Generation, events: AsyncIterator[bytes], ping_s: float, *, is_grounded: bool
+) -> Response:
+    """Behind a grounded answer comes what supports it, for which the answer does not wait."""
+    is_over = None if is_grounded else generation.is_over
+    return EventStreamResponse(
+        request, events, STREAM_FORMAT, comment=generation.progress, ping_s=ping_s, is_over=is_over
+    )

@@ -58,7 +58,10 @@ async def completions(
     prompts = await request.on_body(lambda: _as_read(generation, body))
     if body.stream:
         events = text_events(generation, envelope, body, prompts)
-        return EventStreamResponse(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
+        comment, is_over = generation.progress, generation.is_over
+        return EventStreamResponse(
+            request, events, STREAM_FORMAT, comment=comment, ping_s=settings.ping_s, is_over=is_over
+        )
     results = await generation.finish()
     writer = TextWriter(envelope, model.llm.llm.tokenizer, body, prompts)
     if generation.plan.has_scores or body.echo:  # as large as the body

@@ -65,7 +65,8 @@ async def create_response(
     keep = partial(_keep, request, responses, body, earlier)
     if body.stream:
         events, format = _events(generation, reader, writer, keep), StreamFormat(writer.error_event)
-        return EventStreamResponse(request, events, format, comment=generation.progress, ping_s=settings.ping_s)
+        comment, is_over = generation.progress, generation.is_over
+        return EventStreamResponse(request, events, format, comment=comment, ping_s=settings.ping_s, is_over=is_over)
     (completion,) = await generation.finish()
     response = writer.response(whole_answer(completion, reader))
     await keep(response)
