@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ from kvarn.server.access.keyfile import draw_key, editing, write_keys
 from tests.chat_model import write_chat_model
 from tests.diffusing import write_talking_model
 from tests.page.browser import DESKTOP, Tab, chromium
-from tests.server.process import MINILM, ServerProcess, model_path
+from tests.server.process import MINILM, ROOT, ServerProcess, model_path
 from tests.unit.hub.servers import Site, add_repository, serving
 from tests.unit.hub.wheels import random_bytes
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
 
 
+PICTURES = ROOT / "build" / "page"  # a picture of each test
 CONFIG = """
 [tiers.narrow]
 concurrency = 1
@@ -84,12 +87,27 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
+def context(browser: Browser, request: pytest.FixtureRequest) -> Iterator[BrowserContext]:
     """A fresh profile: no conversation, no key."""
     fresh = browser.new_context(viewport=DESKTOP)  # type: ignore[arg-type]
     fresh.set_default_timeout(60_000)  # of a busy machine
     yield fresh
+    keep_pictures(fresh, request.node.name)
     fresh.close()
+
+
+def keep_pictures(context: BrowserContext, name: str) -> None:
+    """What the pages of a test show at its end, for whoever wants to look; the folder is not in the repository."""
+    for number, page in enumerate(context.pages):
+        file = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:120] + (f"-{number}" if number else "") + ".jpg"
+        with suppress(playwright_errors()):  # a page that crashed, or has a million characters
+            page.screenshot(path=PICTURES / file, type="jpeg", quality=70, timeout=5_000)
+
+
+def playwright_errors() -> type[Exception]:
+    from playwright.sync_api import Error
+
+    return Error
 
 
 @pytest.fixture

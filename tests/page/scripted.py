@@ -7,6 +7,8 @@ A chat whose last message begins with one of these words is answered by a script
     cite: TEXT   TEXT, with a source numbered 1
     lost: TEXT   TEXT, and then the connection breaks
     busy: N      429 with Retry-After N
+    call: NAME ARGUMENTS  a call of the tool NAME, its arguments in pieces; ...
+    calls: JSON  ... or several, [[NAME, ARGUMENTS], ...]
 Everything else is the server itself, with the routes of tests/server/faulty.py.
 """
 
@@ -56,6 +58,8 @@ class ScriptedChats:
             await _say(send, text, breaks=False, retrieval={"citations": [CITATION], "left_out": [], "refused": False})
         elif word == "busy":
             await _refuse(send, text)
+        elif word in ("call", "calls"):
+            await _call(send, json.loads(text) if word == "calls" else [text.split(" ", 1)])
         else:
             await self._app(scope, _again(body, receive), send)
 
@@ -91,7 +95,24 @@ async def _say(
         await asyncio.sleep(1.0)  # what was sent is read before the end: a browser drops what it has not read by then
         raise ConnectionResetError("the script breaks the connection here")
     await asyncio.sleep(pause_s)
-    await _event(send, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    await _end(send, "stop")
+
+
+async def _call(send: Send, calls: list[list[str]]) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
+    for index, (name, arguments) in enumerate(calls):
+        begun = {"index": index, "id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": ""}}
+        rest = [
+            {"index": index, "function": {"arguments": arguments[at : at + PIECE]}}
+            for at in range(0, len(arguments), PIECE)
+        ]
+        for piece in (begun, *rest):
+            await _event(send, {"choices": [{"index": 0, "delta": {"tool_calls": [piece]}, "finish_reason": None}]})
+    await _end(send, "tool_calls")
+
+
+async def _end(send: Send, reason: str) -> None:
+    await _event(send, {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
     await _event(send, {"choices": [], "usage": usage})
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})

@@ -37,6 +37,7 @@ UNUSED = {
     "modalities": "there is only text",
     "store": "nothing is stored",
     "prediction": "for programs that edit texts",
+    "lora": "adapters are models of the list",
     "speculate": "changes no byte of an answer",
 }
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -299,6 +299,27 @@ def test_a_token_shows_its_alternatives_and_another_answer_begins_there(tab: Tab
     assert tab.violations() == []
 
 
+# What stands on the canvas while an answer forms, each text once.
+SEEN = """() => {
+    window.seen = [];
+    const look = () => {
+        const text = document.querySelector("[aria-busy=true] .canvas")?.textContent;
+        if (text !== undefined && seen.at(-1) !== text) seen.push(text);
+    };
+    new MutationObserver(look).observe(document.body, {childList: true, subtree: true, characterData: true});
+}"""
+
+
+def denoised(server: PageServer, text: str) -> list[dict[str, Any]]:
+    """The steps of which the API tells for a message."""
+    body = {"model": "misty", "messages": [{"role": "user", "content": text}], "max_tokens": 12, "ignore_eos": True}
+    body |= {"temperature": 0, "stream": True, "diffusion": {"block_length": 4, "events": True}}
+    with server.process.client(headers={"authorization": f"Bearer {server.key}"}) as http:
+        lines = http.post("/v1/chat/completions", json=body).text.splitlines()
+    told = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return [chunk["diffusion"] for chunk in told if "diffusion" in chunk]
+
+
 def test_an_answer_is_seen_while_it_forms_and_replayed(tab: Tab, page_server: PageServer) -> None:
     page = tab.page
     page.select_option(".model select", "misty")
@@ -310,24 +331,31 @@ def test_an_answer_is_seen_while_it_forms_and_replayed(tab: Tab, page_server: Pa
     page.click("summary:has-text('Diffusion')")
     page.fill("#field-diffusion-block_length", "4")
     page.press("#field-diffusion-block_length", "Tab")
-    before = page.locator(".answer-foot").count()
-    tab.send("hi")
-    page.wait_for_function("n => document.querySelectorAll('.answer-foot').length > n", arg=before)
-    body = {"model": "misty", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "ignore_eos": True}
-    body |= {"temperature": 0, "stream": True, "diffusion": {"block_length": 4, "events": True}}
-    headers = {"authorization": f"Bearer {page_server.key}"}
-    with page_server.process.client(headers=headers) as http:
-        lines = http.post("/v1/chat/completions", json=body).text.splitlines()
-    told = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    steps = [chunk["diffusion"] for chunk in told if "diffusion" in chunk]
+    steps = denoised(page_server, "hi")
     assert len(steps) > 3
+    texts = [step["text"] for step in steps]
+    page.evaluate(SEEN)
+    with page_server.process.client(headers={"authorization": f"Bearer {page_server.key}"}) as http:
+        http.post("/fault/slow?model=misty&seconds=0.2")
+        try:
+            tab.send("hi")
+            page.wait_for_selector("[aria-busy=true] .canvas .mask")
+            page.wait_for_selector(".answer-foot")
+        finally:
+            http.post("/fault/slow?model=misty&seconds=0")
+    seen = page.evaluate("seen")
+    assert len(seen) > len(texts) // 2  # a frame of the browser may hold two steps, ...
+    assert [
+        text for text in dict.fromkeys(texts) if text in seen
+    ] == seen  # ... and none that is not one, or out of turn
+    assert any(0 < text.count("\u2591") < len(text) for text in seen)
     page.click("[aria-label='Replay the denoising']")
     slider = page.locator("[aria-label='Denoising step']")
     assert slider.get_attribute("max") == str(len(steps) - 1)
-    for place in (0, len(steps) // 2, len(steps) - 1):
+    for place, step in enumerate(steps):
         slider.fill(str(place))
-        page.wait_for_selector(f".replay .facts:has-text('step {steps[place]['step']} of')")
-        assert page.locator(".canvas").text_content() == steps[place]["text"]
+        page.wait_for_selector(f".replay .facts:has-text('step {step['step']} of')")
+        assert page.locator(".canvas").text_content() == step["text"]
     assert tab.violations() == []
     page.click("text=Done")
     page.wait_for_selector(".replay", state="detached")

@@ -28,7 +28,7 @@ CODE = "Write a Python function that reverses the words of a sentence, with a do
 TCP = "Name three differences between TCP and UDP as a short numbered list."
 NOTES = """# The mill at Vrigstad
 
-The millstone weighs 812 kilograms and was cut from Lugnås stone in 1904. It is dressed every winter, when the frost
+The millstone weighs 812 kilograms and was cut from Lugnås stone in 1904. It is dressed every winter, when the frost \
 stops the wheel: the furrows are cut anew by hand, which takes two people four days.
 
 # Flour

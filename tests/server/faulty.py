@@ -12,6 +12,7 @@ POST /fault/python-loop            the engine's thread loops in Python for ever
 POST /fault/native-loop            ... waits in native code for ever and keeps the GIL
 POST /fault/stuck-kernel           ... waits in native code for ever without the GIL
 GET  /fault/state                  requests, blocks, tasks and open files of the process
+The engine is the first loaded model's, or that of &model=NAME.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class FaultRoutes:
         await send({"type": "http.response.body", "body": body})
 
     async def _inject(self, kind: str, query: dict[str, str]) -> object:
-        llm = self._state.models.loaded[0].llm.llm
+        llm = next(one for one in self._state.models.loaded if one.id == query.get("model", one.id)).llm.llm
         step, count = int(query.get("step", "1")), int(query.get("count", "1"))
         if kind == "state":
             return await self._figures(llm)

@@ -8,9 +8,8 @@ import { chatModels, loadModels, modelsProblem, say } from "./state.js";
 import { Frames, textOf, tokensOf } from "./tokens.js";
 
 const SAVE_MS = 2000; // a page that is closed in mid-answer loses at most this much
-const running = signal(new Map()); // message id -> {abort, requestId}
+const running = signal(new Map()); // message id -> {conversation, abort, requestId}
 
-export const isWriting = (id) => running.value.has(id);
 export const writing = () => [...running.value.keys()].find((id) => conversations.messageOf(id));
 
 export function send(text) {
@@ -49,11 +48,21 @@ export function stop(id = writing()) {
   setTimeout(() => running.value.get(id) === run && abort(), 3000);
 }
 
+// All that is written into a conversation that goes away.
+export function stopIn(conversation) {
+  for (const [id, run] of running.value) if (run.conversation === conversation) stop(id);
+}
+
 // One more answer below a message.
 function answer(parent) {
   return generate(parent, { model: conversations.modelId.value }, async (abort) => {
     if (!conversations.modelId.value) await loadModels(); // a message that was sent while the page still loads
-    return request("v1/chat/completions", { body: chatBody(parent), signal: abort });
+    try {
+      return await request("v1/chat/completions", { body: chatBody(parent), signal: abort });
+    } catch (error) {
+      if (error.status === 404) loadModels(); // of a server that has others now
+      throw error;
+    }
   });
 }
 
@@ -61,7 +70,7 @@ function answer(parent) {
 export async function generate(parent, fields, begin) {
   const held = conversations.add({ role: "assistant", parent, state: "writing", ...fields });
   const { id, conversation } = held.value;
-  const run = { abort: new AbortController(), requestId: null };
+  const run = { conversation, abort: new AbortController(), requestId: null };
   running.value = new Map(running.value).set(id, run);
   conversations.persist(held.value);
   const writer = new AnswerWriter(held, conversation);
@@ -77,6 +86,7 @@ export async function generate(parent, fields, begin) {
     const left = new Map(running.value);
     left.delete(id);
     running.value = left;
+    conversations.ended(id);
     await conversations.persistIn(conversation, held.value);
     await conversations.catchUp();
   }

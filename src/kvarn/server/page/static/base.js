@@ -43,9 +43,17 @@ export function seconds(value) {
   return value < 60 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
 }
 
+// Controls that make text look like another one (Trojan Source) are shown by their names, wherever it is not the user's own.
+const BIDI = /[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c]/g;
+export const named = (text) => (text ?? "").replace(BIDI, (mark) => `[U+${mark.charCodeAt(0).toString(16).toUpperCase()}]`);
+
+// What is seen as one character may be many: an emoji of four people has eleven.
+const letters = "Segmenter" in Intl ? new Intl.Segmenter() : null;
+
 export function clip(text, length) {
-  const line = text.replace(/\s+/g, " ").trim();
-  return line.length > length ? `${line.slice(0, length - 1)}…` : line;
+  const line = text.slice(0, 40 * length).replace(/\s+/g, " ").trim();
+  const all = letters ? Array.from(letters.segment(line), (one) => one.segment) : Array.from(line);
+  return all.length > length ? `${all.slice(0, length - 1).join("")}…` : line;
 }
 
 // A file for the user, made here: nothing is sent anywhere.

@@ -23,6 +23,13 @@ export function Composer() {
     if (matchMedia("(min-width: 760px)").matches) area.current.focus();
   }, []);
 
+  // Whoever pressed Stop goes on writing.
+  const wasWriting = useRef(false);
+  useEffect(() => {
+    if (!id && wasWriting.current && document.activeElement.matches("body, .send") && !IS_TOUCH.matches) area.current.focus();
+    wasWriting.current = Boolean(id);
+  }, [id]);
+
   const send = () => {
     const text = area.current.value;
     if (!text.trim() || id) return;

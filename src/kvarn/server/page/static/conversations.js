@@ -1,5 +1,5 @@
 // The conversations, and the open one as a tree: every message has a parent, and the head tells which path is shown.
-import { batch, clip, computed, newId, signal } from "./base.js";
+import { batch, clip, computed, effect, newId, signal } from "./base.js";
 import { ofBrowser, ofTab } from "./kept.js";
 import { presetSettings } from "./presets.js";
 import { chatModels, say } from "./state.js";
@@ -37,7 +37,16 @@ export const modelId = computed(() => {
 });
 export const model = computed(() => chatModels.value.find((one) => one.id === modelId.value));
 
+// The entry of the browser's history tells which one is open.
+const openId = computed(() => current.value?.id);
+effect(() => openId.value && history.replaceState({ conversation: openId.value }, ""));
+addEventListener("popstate", ({ state }) => {
+  const id = state?.conversation;
+  if (id && id !== openId.value) open(id);
+});
+
 const LAST = "kvarn.settings";
+const underWay = new Map(); // answers that are written here, by id: whoever leaves their conversation finds them on the way back
 let saving = 0;
 
 function lastSettings() {
@@ -49,7 +58,10 @@ export async function refresh() {
   list.value = await store.listConversations();
 }
 
+let opening = 0; // counts what was chosen: a read that ends after the next choice shows nothing
+
 export function begin() {
+  opening += 1;
   if (current.value && path.value.length === 0) return;
   const now = Date.now();
   ofTab.set("kvarn.open", null);
@@ -62,10 +74,12 @@ export function begin() {
 export async function open(id, { isLive = false } = {}) {
   const found = list.value.find((one) => one.id === id);
   if (!found) return begin();
+  const asked = (opening += 1);
   const messages = await store.messagesOf(id);
+  if (asked !== opening) return undefined;
   messages.sort((a, b) => a.created - b.created);
   batch(() => {
-    tree.value = new Map(messages.map((message) => [message.id, signal(settled(message, isLive))]));
+    tree.value = new Map(messages.map((message) => [message.id, underWay.get(message.id) ?? signal(settled(message, isLive))]));
     current.value = found;
   });
   ofTab.set("kvarn.open", id);
@@ -85,12 +99,27 @@ export function set(fields) {
   saving = setTimeout(() => path.value.length && persist(), 300);
 }
 
+// Settings of a conversation that may not be the open one. Tells whether there still is one.
+export function setIn(id, fields) {
+  if (current.value?.id === id) {
+    set(fields(settings.value));
+    return true;
+  }
+  const found = list.value.find((one) => one.id === id);
+  if (!found) return false;
+  const changed = { ...found, settings: { ...found.settings, ...fields(found.settings) } };
+  list.value = list.value.map((one) => (one.id === id ? changed : one));
+  store.save(changed);
+  return true;
+}
+
 export function add(fields) {
   const message = { id: newId(), conversation: current.value.id, created: Date.now(), content: "", ...fields };
   const siblings = children.peek().get(message.parent ?? "") ?? [];
   const before = [message.parent, siblings.at(-1)].map((id) => tree.peek().get(id)?.peek().created ?? 0);
   message.created = Math.max(message.created, ...before.map((time) => time + 1)); // messages are ordered by it
   const held = signal(message);
+  if (message.state === "writing") underWay.set(message.id, held);
   const isFirst = tree.value.size === 0;
   batch(() => {
     tree.value = new Map(tree.value).set(message.id, held);
@@ -105,6 +134,20 @@ export async function persist(...messages) {
   const others = list.value.filter((one) => one.id !== conversation.id);
   list.value = [conversation, ...others].sort((a, b) => b.updated - a.updated);
   await store.save(conversation, messages);
+}
+
+// An answer has ended.
+export const ended = (id) => underWay.delete(id);
+
+// A whole message, made while its conversation may have been left for another one.
+export async function addTo(id, fields) {
+  if (current.value?.id === id) return persist(add(fields).value);
+  const conversation = list.value.find((one) => one.id === id);
+  if (!conversation) return undefined;
+  const message = { id: newId(), conversation: id, created: Date.now(), ...fields };
+  const changed = { ...conversation, head: message.id, updated: message.created };
+  list.value = list.value.map((one) => (one.id === id ? changed : one));
+  return store.save(changed, [message]);
 }
 
 // For an answer that ends after its conversation was left.
@@ -134,7 +177,8 @@ export async function rename(id, title) {
   await store.save(renamed);
 }
 
-export async function remove(id) {
+// onUndo: it was brought back.
+export async function remove(id, onUndo) {
   const conversation = list.value.find((one) => one.id === id);
   const messages = await store.remove(id);
   list.value = list.value.filter((one) => one.id !== id);
@@ -143,6 +187,7 @@ export async function remove(id) {
     begin();
   }
   say(`“${clip(conversation.title, 30)}” deleted.`, "Undo", async () => {
+    onUndo();
     await store.save(conversation, messages);
     await refresh();
     await open(id);

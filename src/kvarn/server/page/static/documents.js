@@ -1,6 +1,6 @@
 // Files that a conversation may look things up in: dropped here, kept in a collection of the server, cited in answers.
-import { html, plural, signal } from "./base.js";
-import { getJson } from "./api.js";
+import { html, named, plural, signal } from "./base.js";
+import { getJson, request } from "./api.js";
 import * as conversations from "./conversations.js";
 import { isInBytes, kindOf } from "./filekinds.js";
 import { Icon, IconButton } from "./icons.js";
@@ -25,12 +25,14 @@ export async function addFiles(found) {
   upload.report();
 }
 
+const collectionOf = (conversation) => `chat-${conversation.slice(0, 18)}`;
+
 // Files on their way into the collection of the conversation that was open when they came.
 class Upload {
   constructor(total) {
     this.total = total;
     this.conversation = conversations.current.value.id;
-    this.collection = conversations.settings.value.collection ?? `chat-${this.conversation.slice(0, 18)}`;
+    this.collection = conversations.settings.value.collection ?? collectionOf(this.conversation);
     this.waiting = [];
     this.bytes = 0;
     this.added = [];
@@ -69,16 +71,19 @@ class Upload {
     }
   }
 
+  // In the conversation that they were given to, which may have been left meanwhile.
   keep(names) {
-    if (conversations.current.value.id !== this.conversation) return;
-    const others = (conversations.settings.value.files ?? []).filter((one) => !names.includes(one));
-    conversations.set({ collection: this.collection, files: [...others, ...names] });
+    this.isKept = conversations.setIn(this.conversation, ({ files }) => {
+      const others = (files ?? []).filter((one) => !names.includes(one));
+      return { collection: this.collection, files: [...others, ...names] };
+    });
   }
 
   report() {
     const [first] = this.refused;
     const more = this.refused.length > 1 ? ` And ${this.refused.length - 1} more could not be read.` : "";
     if (!this.added.length) return first && say(`${first}${more}`);
+    if (!this.isKept) return say("The chat that these files were for was left before it began; drop them again.");
     const what = this.added.length > 1 ? plural(this.added.length, "file") : this.added[0];
     return say(`${what}: ${plural(this.passages, "passage")}. Answers now look things up there.${first ? ` Not taken: ${first}.${more}` : ""}`);
   }
@@ -125,16 +130,21 @@ function groups(files) {
 }
 
 async function removeFiles(ids) {
-  const { collection, files } = conversations.settings.value;
+  const { id, settings: { collection } } = conversations.current.value;
   try {
     for (let start = 0; start < ids.length; start += MAX_TOGETHER) {
       const some = ids.slice(start, start + MAX_TOGETHER);
       await getJson(`v1/collections/${encodeURIComponent(collection)}/documents/delete`, { body: { ids: some } });
     }
   } catch (error) {
-    return say(error.message);
+    if (error.status !== 404) return say(error.message); // else it is gone already, or was of another server
   }
-  return conversations.set({ files: files.filter((one) => !ids.includes(one)) });
+  return conversations.setIn(id, ({ files }) => ({ files: files.filter((one) => !ids.includes(one)) }));
+}
+
+// The files of a conversation that was deleted. A collection that is named otherwise is not its own: a file that was imported tells its name.
+export function forgetFiles({ id, settings }) {
+  if (settings?.collection === collectionOf(id)) request(`v1/collections/${encodeURIComponent(settings.collection)}`, { method: "DELETE" }).catch(() => {});
 }
 
 // The field of a request that looks things up, if there is something to look in.
@@ -159,16 +169,16 @@ export function Sources({ sources, cited: numbers, unsupported, open, onOpen }) 
   const cited = new Set(numbers ?? []);
   return html`<div class="sources">
     <p class="label">Sources</p>
-    <div class="source-row">${sources.map((one) => html`<button type="button" key=${one.number} class=${cited.has(one.number) ? "source is-cited" : "source"} aria-expanded=${open === one.number} onClick=${() => onOpen(open === one.number ? null : one.number)}>[${one.number}] ${one.source}${one.place ? html`<span class="facts"> ${one.place}</span>` : null}</button>`)}</div>
-    ${unsupported?.length > 0 && html`<details class="unsupported"><summary>${plural(unsupported.length, "sentence")} not found in the sources</summary><ul>${unsupported.map((one, at) => html`<li key=${at} dir="auto">${one}</li>`)}</ul></details>`}
+    <div class="source-row">${sources.map((one) => html`<button type="button" key=${one.number} class=${cited.has(one.number) ? "source is-cited" : "source"} aria-expanded=${open === one.number} onClick=${() => onOpen(open === one.number ? null : one.number)}>[${one.number}] ${named(one.source)}${one.place ? html`<span class="facts"> ${one.place}</span>` : null}</button>`)}</div>
+    ${unsupported?.length > 0 && html`<details class="unsupported"><summary>${plural(unsupported.length, "sentence")} not found in the sources</summary><ul>${unsupported.map((one, at) => html`<li key=${at} dir="auto">${named(one)}</li>`)}</ul></details>`}
   </div>`;
 }
 
 // The passage of a source, beside the text where there is room, below the sources where there is none.
 export function Passage({ source, onEnd }) {
   return html`<aside class="passage" aria-label=${`Source ${source.number}`}>
-    <div class="passage-head"><p><b>[${source.number}]</b> <span dir="auto">${source.source}</span>${source.place ? html`<span class="facts"> ${source.place}</span>` : null}</p>
+    <div class="passage-head"><p><b>[${source.number}]</b> <span dir="auto">${named(source.source)}</span>${source.place ? html`<span class="facts"> ${source.place}</span>` : null}</p>
       <${IconButton} icon="close" label="Close the passage" onClick=${onEnd} /></div>
-    <div class="passage-text" dir="auto" tabindex="0" role="region" aria-label="Passage">${source.text || "The text of this passage was not kept."}</div>
+    <div class="passage-text" dir="auto" tabindex="0" role="region" aria-label="Passage">${named(source.text) || "The text of this passage was not kept."}</div>
   </aside>`;
 }

@@ -1,5 +1,5 @@
 // Templates: a text with slots, or a JSON schema, which a diffusion model fills in at once (POST /v1/fill).
-import { html, signal, useEffect, useRef, useState } from "./base.js";
+import { html, named, signal, useEffect, useRef, useState } from "./base.js";
 import { getJson } from "./api.js";
 import { CopyButton } from "./icons.js";
 import { ofTab } from "./kept.js";
@@ -77,9 +77,10 @@ export function Fill() {
     setBusy(true);
     setRefusal(null);
     const began = performance.now();
+    const { kind, template } = form.value; // which may be another one when the answer comes
     try {
       const told = await getJson("v1/fill", { body: fillBody({ ...form.value, model: chosen.id }) });
-      setAnswer({ ...told, kind: form.value.kind, template: form.value.template, seconds: (performance.now() - began) / 1000 });
+      setAnswer({ ...told, kind, template, seconds: (performance.now() - began) / 1000 });
     } catch (error) {
       setRefusal(error.message);
     }
@@ -92,7 +93,7 @@ export function Fill() {
       <div class="card-head"><div class="tabs" role="group" aria-label="What to fill">
         ${[["template", "Text with slots"], ["schema", "JSON schema"]].map(([kind, label]) => html`<button type="button" key=${kind} aria-pressed=${form.value.kind === kind} onClick=${() => change({ kind })}>${label}</button>`)}</div>
         <label class="inline">Model <select value=${chosen?.id} onChange=${(event) => change({ model: event.target.value })}>${able.map((one) => html`<option key=${one.id} value=${one.id}>${one.id}</option>`)}</select></label></div>
-      <label class="field">Before it, for the model to read<textarea rows="1" value=${form.value.prompt} onInput=${(event) => change({ prompt: event.target.value })} /></label>
+      <label class="field">What comes before: the model reads it, the result leaves it out<textarea rows="1" value=${form.value.prompt} onInput=${(event) => change({ prompt: event.target.value })} /></label>
       ${form.value.kind === "template" ? html`<${Template} />` : html`<label class="field">Schema<textarea class="mono" rows="11" spellcheck="false" value=${form.value.schema} onInput=${(event) => change({ schema: event.target.value })} /></label>`}
       <div class="fill-foot"><label class="inline">Temperature <input type="number" min="0" max="100" step="0.1" placeholder="0" value=${form.value.temperature ?? ""} onInput=${(event) => change({ temperature: event.target.value })} /></label>
         <label class="inline">Seed <input type="number" placeholder="any" value=${form.value.seed ?? ""} onInput=${(event) => change({ seed: event.target.value })} /></label>
@@ -123,6 +124,6 @@ function Filled({ answer }) {
   useEffect(() => card.current.scrollIntoView({ block: "nearest" }), [answer]);
   const parts = answer.kind === "schema" ? [answer.text] : answer.template.split(SLOT);
   return html`<section class="card" ref=${card} aria-live="polite"><div class="card-head"><h2>Filled</h2><p class="facts">${answer.usage.completion_tokens} tokens, ${answer.seconds.toFixed(2)} s</p></div>
-    <p class=${answer.kind === "schema" ? "filled mono-text" : "filled"} dir="auto">${parts.map((part, place) => (place % 2 ? html`<mark key=${place}>${answer.values[part]}</mark>` : part))}</p>
+    <p class=${answer.kind === "schema" ? "filled mono-text" : "filled"} dir="auto">${parts.map((part, place) => (place % 2 ? html`<mark key=${place}>${named(answer.values[part])}</mark>` : named(part)))}</p>
     <div class="row"><${CopyButton} text=${() => answer.text} label="Copy the filled text" /></div></section>`;
 }

@@ -1,6 +1,6 @@
 // The engine, watched: one stream of /v1/live while this view is shown, drawn as figures, steps and a map of blocks.
 import { html, plural, seconds, signal, size, useEffect, useRef } from "./base.js";
-import { events, request } from "./api.js";
+import { events, needsKey, request } from "./api.js";
 import { Panel } from "./panel.js";
 import { theme } from "./state.js";
 
@@ -14,6 +14,10 @@ const KINDS = [["o", "yours", "own"], ["s", "shared", "shared"], ["u", "others",
 
 async function watch(abort) {
   while (!abort.aborted) {
+    if (needsKey.value !== null) {
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS)); // until the dialog has another one
+      continue;
+    }
     try {
       for await (const event of events(await request("v1/live", { signal: abort }))) if (event) take(event);
       problem.value = null;
@@ -38,9 +42,18 @@ function take(event) {
 
 export function Live() {
   useEffect(() => {
-    const abort = new AbortController();
-    watch(abort.signal);
-    return () => abort.abort();
+    let abort = null;
+    const look = () => {
+      abort?.abort();
+      abort = new AbortController();
+      if (!document.hidden) watch(abort.signal); // a browser has six connections for all tabs: one that nobody sees takes none
+    };
+    look();
+    document.addEventListener("visibilitychange", look);
+    return () => {
+      document.removeEventListener("visibilitychange", look);
+      abort.abort();
+    };
   }, []);
   const shown = frame.value;
   return html`<${Panel} title="Engine" label="The engine now">

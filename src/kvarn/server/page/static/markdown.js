@@ -1,6 +1,6 @@
 // A model's text as Markdown. It is hostile: HTML in it is shown as text, images are never fetched, and whatever markup
 // is made of it goes through DOMPurify, the only way into the document that Trusted Types leave open.
-import { html, memo, signal, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./base.js";
+import { html, memo, named, signal, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./base.js";
 import { CopyButton } from "./icons.js";
 import { Lexer, Marked } from "./vendor/marked.js";
 import DOMPurify from "./vendor/purify.js";
@@ -11,9 +11,6 @@ const MAX_BLOCKS = 400; // shown at once
 const MAX_ROWS = 100; // of a table
 const PLAIN_PIECE = 20_000;
 
-// Controls that make text look like another one (Trojan Source) are shown by their names.
-const BIDI = /[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c]/g;
-const named = (text) => text.replace(/\r\n?/g, "\n").replace(BIDI, (mark) => `[U+${mark.charCodeAt(0).toString(16).toUpperCase()}]`);
 const escaped = (text) => text.replace(/[&<>"']/g, (one) => `&#${one.charCodeAt(0)};`);
 
 const words = (text) => text.trim().split(/\s+/);
@@ -109,7 +106,7 @@ export class Blocks {
   }
 
   update(text) {
-    const clean = named(text);
+    const clean = named(text.replace(/\r\n?/g, "\n"));
     if (!clean.startsWith(this.text)) {
       this.finished = [];
       this.length = 0;

@@ -1,11 +1,11 @@
 // One message: its text, what can be done with it, and under an answer how it came about.
-import { Fragment, html, memo, plural, seconds, useEffect, useRef, useState } from "./base.js";
+import { Fragment, html, memo, named, plural, seconds, useEffect, useRef, useState } from "./base.js";
 import * as ask from "./ask.js";
 import * as conversations from "./conversations.js";
 import { Passage, Sources } from "./documents.js";
 import { CopyButton, IconButton } from "./icons.js";
 import { Markdown } from "./markdown.js";
-import { canRewrite, picked, TextView } from "./rewrite.js";
+import { canRewrite, picked, rowsOf, TextView } from "./rewrite.js";
 import { Canvas, PromptDialog, Replay, Tokens } from "./tokens.js";
 
 export const Message = memo(({ id }) => {
@@ -13,15 +13,18 @@ export const Message = memo(({ id }) => {
   if (!held) return null;
   const message = held.value;
   if (message.role === "user") return html`<${Question} message=${message} />`;
-  if (message.role === "tool") return html`<article class="message tool" aria-label="Tool result"><p class="label">${message.name ?? "tool"} returned</p><pre tabindex="0">${message.content}</pre></article>`;
+  if (message.role === "tool") return html`<article class="message tool" aria-label="Tool result"><p class="label">${named(message.name ?? "tool")} returned</p><pre tabindex="0">${message.content}</pre></article>`;
   return html`<${Answer} message=${message} />`;
 });
 
+const MAX_QUESTION = 4000; // characters that are shown of a question until the rest is asked for
+
 function Question({ message }) {
   const [isEditing, setEditing] = useState(false);
+  const [isWhole, setWhole] = useState(message.content.length <= MAX_QUESTION * 1.2);
   if (isEditing) return html`<${Editor} message=${message} onEnd=${() => setEditing(false)} />`;
   return html`<article class="message user"><h2 class="visually-hidden">You</h2>
-    <div class="bubble" dir="auto">${message.content}</div>
+    <div class="bubble" dir="auto">${isWhole ? message.content : html`${message.content.slice(0, MAX_QUESTION).replace(/[\ud800-\udbff]$/, "")}…<button type="button" class="link" onClick=${() => setWhole(true)}>Show all ${message.content.length.toLocaleString("en")} characters</button>`}</div>
     <div class="tools">
       <${Siblings} id=${message.id} />
       <${CopyButton} text=${() => message.content} />
@@ -45,7 +48,7 @@ function Editor({ message, onEnd }) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send();
   };
   return html`<article class="message user editing" aria-label="Edit your message">
-    <textarea ref=${area} aria-label="Message" rows=${Math.min(12, message.content.split("\n").length + 1)} onKeyDown=${onKey}>${message.content}</textarea>
+    <textarea ref=${area} aria-label="Message" rows=${rowsOf(message.content)} onKeyDown=${onKey}>${message.content}</textarea>
     <div class="row"><button type="button" class="plain" onClick=${onEnd}>Cancel</button><button type="button" class="primary" onClick=${send}>Ask again</button></div>
   </article>`;
 }
@@ -96,7 +99,7 @@ function Calls({ message }) {
   const calls = message.calls.filter(Boolean);
   const send = () => ask.sendResults(calls.map((call) => ({ id: call.id, name: call.name, content: answers.current[call.id] ?? "" })));
   return html`<div class="calls">${calls.map((call) => html`<div class="call" key=${call.id}>
-      <p class="label">calls ${call.name}</p><pre tabindex="0">${call.args}</pre>
+      <p class="label">calls ${named(call.name)}</p><pre tabindex="0">${named(call.args)}</pre>
       ${isLast && html`<label>Result<textarea rows="2" onInput=${(event) => (answers.current[call.id] = event.target.value)} /></label>`}
     </div>`)}
     ${isLast && html`<div class="row"><button type="button" class="primary" onClick=${send}>Send ${calls.length > 1 ? "results" : "result"}</button></div>`}

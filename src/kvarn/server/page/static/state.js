@@ -1,6 +1,6 @@
 // What the page shows now, as signals. Knows no element.
 import { computed, effect, signal } from "./base.js";
-import { getJson, needsKey } from "./api.js";
+import { getJson, isReachable, needsKey } from "./api.js";
 import { ofBrowser } from "./kept.js";
 
 const THEMES = ["system", "light", "dark"];
@@ -17,6 +17,11 @@ effect(() => {
 
 const hash = signal(location.hash);
 addEventListener("hashchange", () => (hash.value = location.hash));
+// The chat, as an entry of the browser's history of its own: Back leads to what was open before.
+export function pushChat(id) {
+  history.pushState({ conversation: id }, "", "#");
+  hash.value = "";
+}
 const VIEWS = ["live", "models", "fill"];
 export const view = computed(() => VIEWS.find((name) => hash.value === `#${name}`) ?? "chat");
 
@@ -36,6 +41,13 @@ export function say(text, action, onAction) {
 export const models = signal([]);
 export const modelsProblem = signal(null);
 export const chatModels = computed(() => models.value.filter((model) => model.kind === "generate"));
+
+// A server that was away may have other models than before.
+let wasAway = false;
+isReachable.subscribe((isHere) => {
+  if (isHere && wasAway) setTimeout(loadModels);
+  wasAway = !isHere;
+});
 
 export async function loadModels() {
   try {

@@ -1,5 +1,5 @@
 // What lies under an answer: its tokens with their probabilities, the steps in which it was denoised, its prompt.
-import { html, useEffect, useRef, useState } from "./base.js";
+import { html, named, useEffect, useRef, useState } from "./base.js";
 import { getJson } from "./api.js";
 import * as ask from "./ask.js";
 import * as conversations from "./conversations.js";
@@ -49,7 +49,7 @@ const percent = (logprob) => {
   return `${share >= 10 ? share.toFixed(0) : share >= 0.1 ? share.toFixed(1) : share.toExponential(0)}%`;
 };
 const level = (logprob) => Math.min(4, Math.floor(Math.exp(logprob) * 5)); // 0: unlikely
-const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥");
+const visible = (text) => named(text).replaceAll("\n", "↵").replaceAll("\t", "⇥");
 
 export function Tokens({ message }) {
   const [chosen, setChosen] = useState(null);
@@ -91,7 +91,7 @@ function Alternatives({ message, index }) {
 
 // The canvas of a diffusion model: positions that are not filled yet are pale.
 export function Canvas({ text }) {
-  return html`<p class="canvas" dir="auto">${text.split(/(░+)/).map((part, place) => (part.startsWith(MASK) ? html`<span class="mask" key=${place} aria-hidden="true">${part}</span>` : part))}</p>`;
+  return html`<p class="canvas" dir="auto">${named(text).split(/(░+)/).map((part, place) => (part.startsWith(MASK) ? html`<span class="mask" key=${place} aria-hidden="true">${part}</span>` : part))}</p>`;
 }
 
 export function Replay({ frames, onEnd }) {
