@@ -57,6 +57,7 @@ MISTAKES = {"right": 0.0, "partly right": 0.3, "wrong": 0.95, "random": 1.1}
 PREDICTION = 'the mat and the cat {"first_name": "'
 PROMPT = "the cat sat on the mat and the cat sat on the "
 LENGTH = 24
+Counts = dict[str, int]
 
 
 class Scripted:
@@ -170,7 +171,7 @@ def test_no_drafter_changes_a_byte(tiny: Model, drafter: str, way: str, size: Si
     check_no_drafter_changes_a_byte(tiny, drafter, way, size(2, 10))
 
 
-def check_no_drafter_changes_a_byte(tiny: Model, drafter: str, way: str, rounds: int) -> None:
+def check_no_drafter_changes_a_byte(tiny: Model, drafter: str, way: str, rounds: int) -> Counts:
     """Compare all kinds of requests with what they answer without speculation."""
     model = eager(tiny, drafter, max_batch_tokens=24 if way == "chunked" else 512)
     for seed in range(rounds):
@@ -187,6 +188,7 @@ def check_no_drafter_changes_a_byte(tiny: Model, drafter: str, way: str, rounds:
             assert bytes_of(found[name]) == bytes_of(expected), name
     check_counts(model, drafter, way, rounds)
     model.close()
+    return counts_of(model)
 
 
 def check_counts(model: LoadedModel, drafter: str, way: str, rounds: int) -> None:
@@ -202,6 +204,11 @@ def check_counts(model: LoadedModel, drafter: str, way: str, rounds: int) -> Non
         assert num_accepted < stats.draft_tokens or drafter in ("grammar", "suffix")
     elif way != "chunked":  # there a longer prompt stands beside, whose answer it does not know
         assert num_accepted == stats.draft_tokens
+
+
+def counts_of(model: LoadedModel) -> Counts:
+    stats = model.engine.stats()
+    return {"guessed_tokens": stats.draft_tokens, "accepted_tokens": sum(stats.accepted_per_position)}
 
 
 @pytest.fixture(scope="module", params=DRAFT_LAYERS)
@@ -230,7 +237,7 @@ def test_several_answers_with_a_layer_of_the_model_are_what_they_would_be(
     check_several_answers(model, name, way, size(2, 10))
 
 
-def check_several_answers(tiny: Model, drafter: str, way: str, rounds: int) -> None:
+def check_several_answers(tiny: Model, drafter: str, way: str, rounds: int) -> Counts:
     """Compare n = 4 of sampled kinds with what each answers alone without speculation."""
     kinds = [KINDS[name].replace(n=4) for name in ("temperature 1", "penalties", "JSON schema")]
     off = tiny.load("off")
@@ -252,6 +259,7 @@ def check_several_answers(tiny: Model, drafter: str, way: str, rounds: int) -> N
     assert sum(stats.accepted_per_position) > rounds or drafter == "a layer that is far"
     model.close()
     assert len(set(expected)) > 8 or drafter == "a layer that is near"  # that model says little
+    return counts_of(model)
 
 
 def test_a_request_may_refuse_to_be_speculated_about(tiny: Model) -> None:
