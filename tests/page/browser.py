@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +30,11 @@ def chromium() -> Iterator[Browser]:
     """A running browser."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
-        pytest.skip("there is no chromium here: `apt-get install chromium` lets the tests of the page run")
+        reason = "the page is not tested: there is no chromium here; `apt-get install chromium` lets its tests run"
+        warnings.warn(
+            reason, stacklevel=2
+        )  # a reader of the summary sees it, which tells no reasons of what was skipped
+        pytest.skip(reason)
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(
