@@ -74,6 +74,17 @@ def test_blas_threads_do_not_keep_a_core_busy_after_a_start() -> None:
     assert _output(code).strip() == "20"
 
 
+def test_a_server_begins_without_the_schemas_of_its_document() -> None:
+    code = """
+from pydantic import BaseModel
+written = []
+BaseModel.model_json_schema = classmethod(lambda model, **_: written.append(model.__name__))
+import kvarn.server.app
+print(written)
+"""
+    assert _output(code).strip() == "[]"
+
+
 def _output(code: str, *args: str) -> str:
     command = [sys.executable, "-c", code, *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.encoders import jsonable_encoder
+from fastapi.openapi.models import Schema
 from fastapi.openapi.utils import get_openapi
 
 from kvarn.server.api.anthropic import errors as anthropic
 from kvarn.server.api.ollama import errors as ollama
 from kvarn.server.api.openai import errors as openai
+from kvarn.server.api.schema import BODIES, Body
 
 METHODS = ("get", "post", "delete")
 
@@ -37,12 +40,12 @@ def describe(app: FastAPI, *, needs_key: bool, root_path: str = "") -> dict[str,
 
 
 def _complete(path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """Move a body's definitions to where references look for them, and add the errors every route may give."""
+    """Write a body's schema, its definitions where references look for them, and the errors every route may give."""
     for media in operation.get("requestBody", {}).get("content", {}).values():
-        schemas.update(media["schema"].pop("$defs", {}))
         name = media["schema"].get("title")
         if name is not None:
-            schemas[name] = media["schema"]
+            schemas[name] = _body_schema(BODIES[name])
+            schemas.update(schemas[name].pop("$defs", {}))
             media["schema"] = {"$ref": f"#/components/schemas/{name}"}
     answers = operation["responses"]
     answers.pop("422", None)
@@ -50,3 +53,9 @@ def _complete(path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> 
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind}"}}}
     for status, words in (("4XX", "the request cannot be served as asked"), ("5XX", "the server could not serve it")):
         answers.setdefault(status, {"description": words, "content": content})
+
+
+def _body_schema(model: type[Body]) -> Any:
+    """As FastAPI writes those that it sees."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
+    return jsonable_encoder(Schema(**schema), by_alias=True, exclude_none=True)

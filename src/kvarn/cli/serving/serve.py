@@ -164,7 +164,10 @@ def serve(
     if explain:
         return print_settings(options.config, flags)
     settings = load_config(options.config, flags)  # wrong ones are refused before the slow imports
-    from kvarn.server.process.serve import serve as run_server
+    from kvarn.server.process.interpreter import without_collections
+
+    with without_collections():
+        from kvarn.server.process.serve import serve as run_server
 
     code = run_server(settings, on_ready=_open_page if options.open else None)
     sys.stdout.flush()
