@@ -18,6 +18,7 @@ from typing import Any
 
 from kvarn.retrieval.extras import require
 
+MAX_KNOWN_CHARS = 1_000  # of queries whose terms are remembered
 MAX_TERM_CHARS = 64  # longer runs are data, not words
 DEFAULT_LANGUAGE = "english"  # of code too, whose words are English mostly
 LANGUAGES = (
@@ -44,7 +45,17 @@ def terms(text: str, language: str = DEFAULT_LANGUAGE) -> list[str]:
 
 def query_terms(query: str, language: str = DEFAULT_LANGUAGE) -> list[str]:
     """The terms of a query without stop words, unless it has no others."""
-    return content_terms(query, language) or terms(query, language)
+    return list((_known_query if len(query) <= MAX_KNOWN_CHARS else _query_terms)(query, language))
+
+
+def _query_terms(query: str, language: str) -> tuple[str, ...]:
+    return tuple(content_terms(query, language) or terms(query, language))
+
+
+@lru_cache(maxsize=64)
+def _known_query(query: str, language: str) -> tuple[str, ...]:
+    """A search asks for them several times."""
+    return _query_terms(query, language)
 
 
 def content_terms(text: str, language: str = DEFAULT_LANGUAGE) -> list[str]:

