@@ -4,7 +4,7 @@
 
 A launch starts a new interpreter that loads the model and answers 16 tokens with 64 (benchmarks/starts/): the clock
 runs from the start of the process to its first token. Python and its imports count; that the file is in the system's
-cache is the same for all. Peak memory is the most that the process has had resident, the file's pages included. Prints
+cache is the same for all, and that Python's bytecode is written, as an installation does it. Peak memory is the most that the process has had resident, the file's pages included. Prints
 a table and one line of JSON, last; writes benchmarks/results/cold-MODEL.json.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -63,7 +64,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     command += map(str, (args.threads, ANSWER, *random_ids(PROMPT, 1)))
     pipe = subprocess.PIPE
     started = time.perf_counter()
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
         _read_to(process, "first")
         first_s = time.perf_counter() - started
         version = _read_to(process, "done")
