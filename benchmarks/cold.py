@@ -4,8 +4,9 @@
 
 A launch starts a new interpreter that loads the model and answers 16 tokens with 64 (benchmarks/starts/): the clock
 runs from the start of the process to its first token. Python and its imports count; that the file is in the system's
-cache is the same for all, and that Python's bytecode is written, as an installation does it. Peak memory is the most that the process has had resident, the file's pages included. Prints
-a table and one line of JSON, last; writes benchmarks/results/cold-MODEL.json.
+cache is the same for all, and that Python's bytecode is written, as an installation does it. Peak memory is the most
+that the process has had resident, the file's pages included. Prints a table and one line of JSON, last; writes
+benchmarks/results/cold-MODEL.json.
 """
 
 from __future__ import annotations
