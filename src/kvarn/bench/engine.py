@@ -31,7 +31,7 @@ from kvarn.models.memory_plan import CACHE_TOKENS, kv_token_bytes
 from kvarn.types import SamplingParams
 
 PROMPT_TOKENS = 32
-BLOCK_TOKENS = 64  # the last block of a request is seldom full
+EARLY_TOKENS = 256  # that the first requests may make while the prompts of the last are computed
 TEMPERATURE, TOP_P = 0.7, 0.95
 
 
@@ -79,7 +79,7 @@ def measure(client: EngineClient, vocab_size: int, requests: int, num_steps: int
 
 def kv_bytes(path: Path, requests: int, num_steps: int) -> int | None:
     """What so many requests need at once, where that may be more than a cache has by default."""
-    num_tokens = requests * (PROMPT_TOKENS + num_steps + BLOCK_TOKENS)
+    num_tokens = requests * (PROMPT_TOKENS + num_steps + EARLY_TOKENS)
     if num_tokens <= CACHE_TOKENS:
         return None
     source = open_weights(path)
