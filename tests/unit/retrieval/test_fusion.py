@@ -56,6 +56,14 @@ def test_scores_are_looked_up_only_where_they_could_matter() -> None:
     assert asked == [3]
 
 
+def test_a_chunk_that_the_graph_has_missed_keeps_its_own_cosine() -> None:
+    candidates = ChunkCandidates(_scores({1: 0.9, 2: 0.5}), _scores({3: 9.0}), 0.5, 0.0)
+    fusion = ScoreFusion(candidates, Scales(0.1, 10.0), Tuning(), lambda _: _scores({3: 0.8}), lambda _: _scores({}))
+    (best, score), *_ = fusion.best(3)
+    assert (best, score) == (3, pytest.approx(0.6 * (0.5 - 0.1) / 0.9 + 0.4 * 0.9))
+    assert fusion.cosines_of([1, 3]) == {1: 0.9, 3: 0.8}
+
+
 def test_a_chunk_that_is_gone_is_no_hit() -> None:
     candidates = ChunkCandidates(_scores({1: 0.5}), _scores({1: 1.0, 7: 9.0}), 0.5, 0.0)
     fusion = ScoreFusion(candidates, Scales(0.1, 10.0), Tuning(), lambda _: _scores({}), lambda _: _scores({}))

@@ -39,6 +39,7 @@ class ScoreFusion:
         self._cosines: Float64 = np.full(len(self._keys), candidates.max_other_cosine)
         self._bm25: Float64 = np.full(len(self._keys), candidates.max_other_bm25)
         self._lacks_cosine = self._enter(near, self._cosines)
+        self._true_cosines = self._cosines.copy()
         self._lacks_bm25 = self._enter(matching, self._bm25) & (candidates.max_other_bm25 > 0.0)
         self._is_gone = np.zeros(len(self._keys), bool)
         self._max_other_cosine = candidates.max_other_cosine
@@ -64,8 +65,8 @@ class ScoreFusion:
         return dict(zip(keys, self._bm25[np.searchsorted(self._keys, keys)].tolist(), strict=True))
 
     def cosines_of(self, keys: Sequence[int]) -> dict[int, float]:
-        """Cosines of some of the best."""
-        return dict(zip(keys, self._cosines[np.searchsorted(self._keys, keys)].tolist(), strict=True))
+        """Cosines of some of the best; those that the graph has missed have their own here."""
+        return dict(zip(keys, self._true_cosines[np.searchsorted(self._keys, keys)].tolist(), strict=True))
 
     def _undecided(self, k: int) -> Keys:
         """Where the candidates are that could be among the k best and lack a score; the likeliest first."""
@@ -81,6 +82,7 @@ class ScoreFusion:
         if len(places):
             found = self._look_up_cosines(self._keys[places])
             limited = Scores(found.keys, np.minimum(found.values, self._max_other_cosine))
+            self._enter(found, self._true_cosines)
             self._is_gone[places] = self._enter(limited, self._cosines)[places]
             self._lacks_cosine[places] = False
 
