@@ -1,13 +1,15 @@
 """ik_llama.cpp: its own llama-bench, a binary the user points at; batched rows with the llama-batched-bench beside it.
 
 As it is run on a CPU: weights repacked at load, flash attention. Its llama-bench has no `-d`; a deep row is `-gp`,
-steps after a prompt that is not timed. Its llama-batched-bench prints a table only, and writes a log where it runs.
+steps after a prompt that is not timed. Its llama-batched-bench prints a table only, on stderr, and writes a log where it
+runs.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +51,8 @@ class IkLlamaBench:
     def _batched(self, row: Row, steps: int) -> float:
         command = [str(self._batched_binary), *self._arguments, "-rtr", *batch_arguments(row, steps)]
         with tempfile.TemporaryDirectory() as folder:
-            return speed_in(output_of(command, folder))
+            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+        return speed_in(done.stderr)
 
 
 def speed_in(table: str) -> float:

@@ -57,6 +57,6 @@ def batch_arguments(row: Row, steps: int) -> list[str]:
     return ["-c", str(context), *sizes, *(["-pps"] if row.is_shared else [])]
 
 
-def output_of(command: Sequence[str], folder: str | None = None) -> str:
-    """What a program prints on stdout; in what folder it runs matters where it writes logs."""
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
+def output_of(command: Sequence[str]) -> str:
+    """What a program prints on stdout."""
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

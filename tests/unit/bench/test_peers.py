@@ -114,7 +114,7 @@ def test_ik_llama_is_asked_for_deep_rows_in_its_own_way_and_its_table_is_read(
     bench.write_text(
         '#!/bin/sh\nprintf \'%s\\n\' "$*" >> $0.log\necho \'[{"avg_ts": 70.5, "build_commit": "8337e4cd"}]\'\n'
     )
-    batched.write_text(f"#!/bin/sh\ncat <<'END'\n{BATCHES}\nEND\n")
+    batched.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{BATCHES}\nEND\n")
     for binary in (bench, batched):
         binary.chmod(0o755)
     monkeypatch.setenv(ik_llama.PATH_VARIABLE, str(bench))
