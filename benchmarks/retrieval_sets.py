@@ -71,7 +71,7 @@ def docstrings(num_documents: int = NUM_DOCUMENTS) -> JudgedSet:
 
 def answers(num_documents: int = NUM_DOCUMENTS) -> JudgedSet:
     """First answers of conversations that began with a short question in English."""
-    pairs = sorted(set(_conversations()), key=lambda pair: _hash(pair[0]))
+    pairs = sorted(set(_conversations()), key=lambda pair: (_hash(pair[0]), pair[1]))
     first = dict(reversed(pairs))
     chosen = sorted(first.items(), key=lambda pair: _hash(pair[0]))[:num_documents]
     by_text: dict[str, set[str]] = {}
