@@ -302,3 +302,25 @@ def test_what_is_told_and_many_files_leave_room_for_the_chat(tab: Tab) -> None:
         assert 0 <= toast["x"] < toast["x"] + toast["width"] <= size["width"]
         assert files["height"] < size["height"] / 4
     assert tab.violations() == []
+
+
+def test_a_conversation_that_another_tab_deletes_does_not_come_back(
+    tab: Tab, context: BrowserContext, page_server: PageServer
+) -> None:
+    page = tab.page
+    tab.ask("say: short")
+    tab.send("slow: 60 the long one")
+    page.wait_for_selector(".markdown:has-text('the long one')")
+    other = Tab.open(context, page_server.url, page_server.key)
+    delete(other.page, "short")
+    page.wait_for_selector(".welcome")
+    page.wait_for_selector("[aria-label=Send]")
+    other.page.wait_for_selector(".entry", state="detached")
+    page.reload()
+    page.wait_for_selector("#ask")
+    page.wait_for_timeout(500)
+    assert page.locator(".entry").count() == 0
+    other.page.click(".toast button:text-is('Undo')")
+    page.wait_for_selector(".entry:has-text('short')")
+    go_to(page, "short")
+    assert page.locator(".message.user").count() == 2

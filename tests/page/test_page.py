@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -385,6 +387,28 @@ def test_a_dropped_file_is_looked_up_and_its_passage_shown(tab: Tab) -> None:
     assert tab.violations() == []
     page.click("[aria-label='Remove mill.md']")
     page.wait_for_selector(".files", state="detached")
+
+
+def test_requests_that_begin_are_nobody_elses_and_have_names_of_their_own(tab: Tab, page_server: PageServer) -> None:
+    body = {"model": "chatty", "prompt": "hi", "ignore_eos": True, "stream": True, "max_tokens": 300}
+    headers = {"authorization": f"Bearer {page_server.key}"}
+
+    def ask(_: int) -> int:
+        with page_server.process.client(headers=headers) as http:
+            return http.post("/v1/completions", json=body, timeout=120).status_code
+
+    with page_server.process.client(headers=headers) as http, ThreadPoolExecutor(8) as users:
+        http.post("/fault/slow?seconds=0.02")
+        asked = users.map(ask, range(8))
+        told = list(islice((one["models"][0]["engine"] for one in frames(http)), 12))
+        tab.page.goto(f"{tab.url}/#live")
+        tab.page.wait_for_function("() => document.querySelectorAll('tbody tr').length > 1")
+        names = tab.page.locator("tbody .mono-text").all_inner_texts()
+        http.post("/fault/slow?seconds=0")
+        assert set(asked) == {200}
+    assert max(one["running"] for one in told) > 1
+    assert {one["others_running"] + one["others_waiting"] for one in told} == {0}
+    assert len(set(names)) == len(names) > 1
 
 
 def test_the_stream_shows_own_requests_and_counts_the_others(page_server: PageServer) -> None:

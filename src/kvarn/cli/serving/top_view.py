@@ -101,7 +101,7 @@ def _requests(requests: Sequence[Mapping[str, Any]]) -> RenderableType:
         prompt = f"{one['prompt_tokens_computed']:,}/{one['prompt_tokens']:,}"
         times = f"{one['elapsed_s']:.1f} s", f"{one['deadline_s']:.0f} s"
         counts = f"{one['cached_tokens']:,}", f"{one['completion_tokens']:,}"
-        table.add_row(one["id"][:12], _shown(one["model"]), one["phase"], prompt, *counts, *times)
+        table.add_row(one["id"][-12:], _shown(one["model"]), one["phase"], prompt, *counts, *times)
     return table
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from kvarn.engine.engine import Engine
 from kvarn.engine.stats import EngineStats
+from kvarn.request import RequestState
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class EngineSnapshot:
     stats: EngineStats
     block_states: npt.NDArray[np.uint8]  # kvarn.kv.pool: FREE, CACHED, HELD or SHARED
     held_ids: Mapping[str, list[int]]  # block ids by the id of the request that holds them
+    is_running: Mapping[str, bool]  # by the id of each request that has not ended; others wait
     cost_s: float  # of taking it, for which no step could run
 
 
@@ -32,4 +34,5 @@ def take_snapshot(engine: Engine) -> EngineSnapshot:
     group = engine.kv.groups[0]
     held = {sequence: table.held_ids for sequence, table in group.tables.items()}
     stats, states = engine.stats(), group.pool.states()
-    return EngineSnapshot(stats, states, held, time.perf_counter() - started_at)
+    running = {one.id: one.state is RequestState.RUNNING for one in engine.scheduler.requests()}
+    return EngineSnapshot(stats, states, held, running, time.perf_counter() - started_at)

@@ -52,15 +52,14 @@ def _model(
 
 def _engine(snapshot: EngineSnapshot, own: Sequence[Generation], told: int) -> dict[str, Any]:
     stats = snapshot.stats
-    phases = [one.phase for one in own for _ in one.engine_ids]
-    num_own_waiting = phases.count("queued")
-    num_own_running = len(phases) - num_own_waiting - phases.count("finished")
+    # Of the same moment as the counts of all: what a request tells of itself may be some steps ahead.
+    mine = [snapshot.is_running[id] for one in own for id in one.engine_ids if id in snapshot.is_running]
     first = stats.steps - len(stats.recent_steps)
     return {
         "running": stats.running,
         "waiting": stats.waiting,
-        "others_running": max(0, stats.running - num_own_running),
-        "others_waiting": max(0, stats.waiting - num_own_waiting),
+        "others_running": stats.running - sum(mine),
+        "others_waiting": max(0, stats.waiting - mine.count(False)),
         "tokens_per_s": round(stats.tokens_per_s, 2) if stats.running else 0.0,
         "step_s": round(stats.step_s, 5),
         "generated_tokens": stats.generated_tokens,

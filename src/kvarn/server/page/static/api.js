@@ -47,7 +47,7 @@ export async function request(path, { body, method, signal: abort } = {}) {
   } catch (error) {
     if (error.name === "AbortError") throw error;
     unreachable();
-    throw new Failure("The server does not answer. It may be restarting; this page goes on trying.", { code: "unreachable" });
+    throw new Failure("The server does not answer. It may be restarting; ask again once it is back.", { code: "unreachable" });
   }
   isReachable.value = true;
   if (response.ok) return response;

@@ -53,6 +53,8 @@ export function stopIn(conversation) {
   for (const [id, run] of running.value) if (run.conversation === conversation) stop(id);
 }
 
+conversations.onGone(stopIn);
+
 // One more answer below a message.
 function answer(parent) {
   return generate(parent, { model: conversations.modelId.value }, async (abort) => {

@@ -46,6 +46,7 @@ addEventListener("popstate", ({ state }) => {
 });
 
 const LAST = "kvarn.settings";
+const gone = new Set(); // conversations that were deleted, here or in another tab: what is still written into them is not kept
 const underWay = new Map(); // answers that are written here, by id: whoever leaves their conversation finds them on the way back
 let saving = 0;
 
@@ -131,6 +132,7 @@ export function add(fields) {
 
 export async function persist(...messages) {
   const conversation = current.value;
+  if (gone.has(conversation.id)) return;
   const others = list.value.filter((one) => one.id !== conversation.id);
   list.value = [conversation, ...others].sort((a, b) => b.updated - a.updated);
   await store.save(conversation, messages);
@@ -180,6 +182,7 @@ export async function rename(id, title) {
 // onUndo: it was brought back.
 export async function remove(id, onUndo) {
   const conversation = list.value.find((one) => one.id === id);
+  gone.add(id);
   const messages = await store.remove(id);
   list.value = list.value.filter((one) => one.id !== id);
   if (current.value?.id === id) {
@@ -188,6 +191,7 @@ export async function remove(id, onUndo) {
   }
   say(`“${clip(conversation.title, 30)}” deleted.`, "Undo", async () => {
     onUndo();
+    gone.delete(id);
     await store.save(conversation, messages);
     await refresh();
     await open(id);
@@ -208,9 +212,18 @@ export function asMarkdown() {
 const missed = new Set(); // ids of conversations that another tab changed while an answer was written into them here
 const isWriting = () => [...tree.value.values()].some((one) => one.peek().state === "writing");
 
+// Called with the id of a conversation that another tab has deleted.
+const leaving = [];
+export const onGone = (called) => leaving.push(called);
+
 // What another tab has done: the list, and the open conversation, once no answer is being written here.
 store.onChange(async (id) => {
   await refresh();
+  if (list.value.some((one) => one.id === id)) gone.delete(id);
+  else {
+    gone.add(id);
+    for (const called of leaving) called(id);
+  }
   if (current.value?.id !== id) return;
   missed.add(id);
   await catchUp();
@@ -218,7 +231,7 @@ store.onChange(async (id) => {
 
 export async function catchUp() {
   const id = current.value?.id;
-  if (!missed.has(id) || isWriting()) return;
+  if (!missed.has(id) || (isWriting() && !gone.has(id))) return;
   missed.delete(id);
   const { head } = current.value;
   if (!list.value.some((one) => one.id === id)) return begin();

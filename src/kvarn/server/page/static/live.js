@@ -172,7 +172,7 @@ function Requests({ requests, models }) {
   return html`<section class="card"><div class="card-head"><h2>Your requests</h2><p class="facts">${others ? `${plural(others, "request")} of other keys` : "no other key asks now"}</p></div>
     ${requests.length === 0 ? html`<p class="facts">None runs. Ask something in another tab and watch it here.</p>` : html`<div class="table" tabindex="0" role="region" aria-label="Your requests"><table>
       <thead><tr><th scope="col">request</th><th scope="col">model</th><th scope="col">phase</th><th scope="col">prompt</th><th scope="col">cached</th><th scope="col">answer</th><th scope="col">elapsed</th><th scope="col">deadline in</th></tr></thead>
-      <tbody>${requests.map((one) => html`<tr key=${one.id}><td class="mono-text">${one.id.slice(0, 8)}</td><td>${one.model}</td><td>${one.phase}</td>
+      <tbody>${requests.map((one) => html`<tr key=${one.id}><td class="mono-text">${one.id.slice(-8)}</td><td>${one.model}</td><td>${one.phase}</td>
         <td>${count(one.prompt_tokens_computed)} / ${count(one.prompt_tokens)}</td><td>${count(one.cached_tokens)}</td><td>${count(one.completion_tokens)}</td><td>${seconds(one.elapsed_s)}</td><td>${seconds(one.deadline_s)}</td></tr>`)}</tbody>
     </table></div>`}</section>`;
 }
