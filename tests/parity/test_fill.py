@@ -22,6 +22,7 @@ from kvarn.engine.submission import Submission
 from kvarn.fill import template_parts
 from kvarn.types import Completion
 from tests.conftest import Record, Size
+from tests.results import write_result
 
 STORY = "{{name}} had a {{pet}} and was {{age}} years old. On {{day}} they {{did}}. The end."
 SLOTS = {
@@ -115,8 +116,21 @@ def preempted(llm: LLM, submission: Submission) -> Completion:
     return completed.result()
 
 
+@pytest.fixture(scope="module")
+def same_bytes(is_long: bool) -> Iterator[dict[str, list[str]]]:
+    """Which policies have filled the same bytes with which caches; kept under --long, if every policy was asked."""
+    found: dict[str, list[str]] = {policy: [] for policy in POLICIES}
+    begun = time.process_time()
+    yield found
+    if is_long and all(found.values()):
+        figures = {"same": sum(map(len, found.values())), "of": len(POLICIES) * len(CACHES), "caches": found}
+        write_result("fill-combinations", figures | {"cpu_s": round(time.process_time() - begun, 2)})
+
+
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_with_every_cache_fills_the_same_bytes(llm: LLM, policy: Policy, is_long: bool) -> None:
+def test_every_policy_with_every_cache_fills_the_same_bytes(
+    llm: LLM, policy: Policy, is_long: bool, same_bytes: dict[str, list[str]]
+) -> None:
     """Alone, among others and preempted; in the short form each policy with one of the caches."""
     place = POLICIES.index(policy) % len(CACHES)
     for cache in CACHES if is_long else CACHES[place : place + 1]:
@@ -135,6 +149,7 @@ def test_every_policy_with_every_cache_fills_the_same_bytes(llm: LLM, policy: Po
         for completion in (beside[1], beside[3], preempted(llm, submission)):
             assert completion.token_ids == alone.completion.token_ids, cache
             assert layout.filled(llm.tokenizer, completion).text.encode() == alone.text.encode(), cache
+        same_bytes[policy].append(cache)
 
 
 def test_every_json_schema_is_followed(llm: LLM, size: Size, record: Record) -> None:
