@@ -39,6 +39,7 @@ class OutputCollector:
         self._on_event = on_event
         self._keeps_events = keeps_events
         self._completions: dict[int, Completion] = {}
+        self._is_over = False  # settled by this class; read for every token, which the future's lock would slow down
 
     @property
     def is_settled(self) -> bool:
@@ -60,7 +61,7 @@ class OutputCollector:
 
     def add(self, event: TokenEvent) -> None:
         """Pass one event on; the last one of the last choice settles the result. Called on the engine's thread."""
-        if self.is_settled:
+        if self._is_over:
             return
         if event.finish_reason is FinishReason.FAILED:
             self.fail(self._error())
@@ -79,6 +80,7 @@ class OutputCollector:
     def fail(self, error: BaseException) -> None:
         """End with an error, and ask the engine to end what still runs."""
         self.cancel()
+        self._is_over = True
         settle(self.done, error=error)
         self.events.put(None)
 
@@ -86,6 +88,7 @@ class OutputCollector:
         self._completions[choice] = completion
         if len(self._completions) < len(self.requests):
             return
+        self._is_over = True
         first, *others = (self._completions[choice] for choice in sorted(self._completions))
         settle(self.done, result=replace(first, alternatives=tuple(others)) if others else first)
         self.events.put(None)

@@ -245,8 +245,9 @@ class EngineThread:
 
     def _deliver(self, events: Sequence[TokenEvent]) -> None:
         """Pass events to their collectors."""
+        collector_of = self.collectors.get
         for event in events:
-            collector = self.collectors.get(event.request_id)
+            collector = collector_of(event.request_id)
             if collector is None:
                 continue
             if event.finish_reason is not None:

@@ -6,8 +6,9 @@ Knows priorities and times; knows no block.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from kvarn.config import EngineConfig
@@ -52,14 +53,13 @@ class FairShare:
 
     def take(self, running: Collection[Request], first_waiting: Request | None) -> StepShares:
         """Choose the requests of the next step; first_waiting would start next."""
-        top = max((request.priority for request in running), default=None)
+        top = max(map(_priority, running), default=None)
         self._recent.see(top, self._clock())
         self._highest = -math.inf if top is None else top
-        self._background = self._find_background(running)
+        self._background = self._find_background(running, top)
         is_low_waiting = first_waiting is not None and self._is_low(first_waiting, running)
         self._is_owed = is_low_waiting or bool(self._background)
-        decodes, prompts = _split(request for request in running if request.id not in self._background)
-        low_decodes, low_prompts = _split(request for request in running if request.id in self._background)
+        decodes, prompts, low_decodes, low_prompts = self._split(running)
         num_disturbed = len(decodes)
         has_prompts = bool(prompts) or (first_waiting is not None and not is_low_waiting)
         self._part = self._background_part(has_prompts, num_disturbed, bool(low_decodes))
@@ -70,7 +70,7 @@ class FairShare:
             prompts += low_prompts
         elif self._part == "prompts" and (low_prompts or is_low_waiting):
             prompts = low_prompts  # prompts of higher priorities wait for one step: else these would never get a row
-        num_paced = num_disturbed if any(request.is_streamed for request in decodes[:num_disturbed]) else 0
+        num_paced = num_disturbed if any(map(_is_streamed, decodes[:num_disturbed])) else 0
         return StepShares(sorted(decodes, key=_served_in), prompts, num_disturbed, num_paced)
 
     def num_drafts(self, shares: StepShares, live: LiveRequests) -> Mapping[str, int]:
@@ -185,12 +185,18 @@ class FairShare:
         priority, now = request.priority, self._clock()
         return any(o.priority < priority and self._policy.is_background(o, priority, now) for o in others)
 
-    def _find_background(self, running: Collection[Request]) -> frozenset[str]:
-        top = max((request.priority for request in running), default=0)
-        lower = [request for request in running if request.priority < top]
-        if not lower:
+    def _split(self, running: Collection[Request]) -> list[list[Request]]:
+        """Decodes, least recently served first, and prompts; then the same of the background."""
+        left, background = running, []
+        if self._background:
+            background = [request for request in running if request.id in self._background]
+            left = [request for request in running if request.id not in self._background]
+        return [*_split(left), *_split(background)]
+
+    def _find_background(self, running: Collection[Request], top: int | None) -> frozenset[str]:
+        if top is None or min(map(_priority, running)) == top:
             return frozenset()
-        now = self._clock()
+        lower, now = [request for request in running if request.priority < top], self._clock()
         return frozenset(request.id for request in lower if self._policy.is_background(request, top, now))
 
     def _background_s(self, spans: Sequence[Span], seconds: float) -> float:
@@ -204,14 +210,13 @@ class FairShare:
         return seconds * (1 - sum(count_rows(higher)) / sum(count_rows(spans)))
 
 
-def _split(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]:
+def _split(requests: Collection[Request]) -> tuple[list[Request], list[Request]]:
     """Decodes, least recently served first, and prompts."""
-    decodes: list[Request] = []
-    prompts: list[Request] = []
-    for request in requests:
-        (prompts if request.is_prefilling else decodes).append(request)
+    prompts = [request for request in requests if request.is_prefilling]
+    decodes = [request for request in requests if not request.is_prefilling] if prompts else requests
     return sorted(decodes, key=_served_in), prompts
 
 
-def _served_in(request: Request) -> int:
-    return request.served_in
+_priority: Callable[[Request], int] = attrgetter("priority")  # a third of the time of a function
+_served_in: Callable[[Request], int] = attrgetter("served_in")
+_is_streamed: Callable[[Request], bool] = attrgetter("is_streamed")
