@@ -259,7 +259,7 @@ def test_whatever_happens_every_request_gets_its_own_answer(
     assert num_hits > num_operations // 100
     assert num_ranked > num_operations // 1000
     assert (num_freed > num_operations // 100) == has_window
-    assert num_steady > num_operations // 50 if runs_ahead else num_steady == 0
+    assert num_steady > num_operations // 50
     assert num_accepted == 0 if runs_ahead else num_accepted > 0 or pools == "tiny"  # where no block is to spare
 
 
@@ -288,8 +288,8 @@ def random_engine(rng: random.Random, pools: Sequence[int], runs_ahead: bool, ha
         max_wait_ms=0.0,
         prefix_cache=rng.random() < 0.8,
     )
-    if not runs_ahead:
-        length = Always() if rng.random() < 0.5 else ByCost(engine.config.max_stretch)
+    if not runs_ahead and (number := rng.random()) < 0.75:
+        length = Always() if number < 0.4 else ByCost(engine.config.max_stretch)
         engine.decoder.speculation = speculation = Speculation(frozenset({"ngram", "suffix"}), length, lambda _: True)
         speculation.extra.append(lambda request: iter([RandomDrafter(rng, request)]))
     return engine
@@ -358,5 +358,6 @@ ASKED = ("temperature", "seed", "max_tokens", "ignore_eos", "presence_penalty", 
 @cache
 def _alone(prompt: tuple[int, ...], params: tuple[tuple[str, object], ...], choice: int) -> Completion:
     engine = make_engine(context=CONTEXT, max_batch_tokens=64, poison=POISON)  # type: ignore[arg-type]
+    engine.scheduler._steady.plan = lambda *_: None  # type: ignore[method-assign]
     request = submit(engine, prompt, SamplingParams(**dict(params)), choice=choice)  # type: ignore[arg-type]
     return completion_of(run_to_end(engine), request)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -143,6 +145,37 @@ class RowSampling:
         return row
 
 
+class RowsAt(Sequence[RowSampling]):
+    """The same choices at other positions; each is made when somebody looks at it.
+
+    base is one tuple for all steps of the same requests: what a backend makes of it holds for all of them.
+    """
+
+    def __init__(self, base: tuple[RowSampling, ...], positions: Int32) -> None:
+        self.base = base
+        self.positions = positions
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    @overload
+    def __getitem__(self, index: int) -> RowSampling: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RowSampling, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> RowSampling | tuple[RowSampling, ...]:
+        return self._rows[index]
+
+    def __iter__(self) -> Iterator[RowSampling]:
+        return iter(self._rows)
+
+    @cached_property
+    def _rows(self) -> tuple[RowSampling, ...]:
+        pairs = zip(self.base, self.positions.tolist(), strict=True)
+        return tuple([row if row.temperature == 0.0 else row.at(position) for row, position in pairs])
+
+
 @dataclass(frozen=True, slots=True)
 class SampleRows:
     """rows[i] is an index into the Hidden's output rows; num_top alternatives (with want_logprobs) come beside it.
@@ -152,7 +185,7 @@ class SampleRows:
     """
 
     rows: Int32
-    params: tuple[RowSampling, ...]
+    params: tuple[RowSampling, ...] | RowsAt
     num_top: int = 0
     want_logprobs: bool = False  # otherwise a backend may leave logprobs and entropy at 0
     partners: Int32 | None = None

@@ -38,12 +38,22 @@ class UnusedIds:
 
     def sample(self, backend: Backend, hidden: Hidden, rows: SampleRows) -> Sampled:
         """Sample in the backend, as if the logits of these ids were -inf."""
+        return self.sample_masked(backend, hidden, self.masked_rows(rows))
+
+    def masked_rows(self, rows: SampleRows) -> SampleRows:
+        """The same choices among the other ids, for sample_masked()."""
         if self.mask is None:
-            return backend.sample(hidden, rows)
+            return rows
         # Backends have a faster way for greedy rows without a mask. The largest logit of all is also the largest of
         # those allowed, unless one of these ids has it: such a row is sampled again.
         params = tuple([row if row.temperature == 0.0 else self.masked(row) for row in rows.params])
-        sampled = backend.sample(hidden, replace(rows, params=params))
+        return replace(rows, params=params)
+
+    def sample_masked(self, backend: Backend, hidden: Hidden, rows: SampleRows) -> Sampled:
+        """sample() of what masked_rows() gave."""
+        sampled = backend.sample(hidden, rows)
+        if self.mask is None:
+            return sampled
         again = [i for i, token_id in enumerate(sampled.token_ids.tolist()) if token_id in self.ids]
         return self._replaced(sampled, again, backend, hidden, rows) if again else sampled
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.backends.batch import RowSampling, Sampled, SampleRows, chosen_token
+from kvarn.backends.batch import Batch, RowSampling, Sampled, SampleRows, chosen_token
 from kvarn.backends.protocol import Backend, Hidden, LaunchingBackend
 from kvarn.backends.unused_ids import NO_UNUSED_IDS
 from kvarn.decoding.custom_sampling import sample_custom
@@ -117,14 +118,23 @@ class AutoregressiveDecoder:
 
     def is_steady(self, request: Request) -> bool:
         state: SamplingState | None = request.sampling
-        return state is not None and state.is_static and _wants_tokens_alone(request)
+        is_static = state is not None and state.is_static and request.num_output >= request.params.min_tokens
+        hands_states_over = self.speculation is not None and self.speculation.wants_states(request)
+        return is_static and _wants_tokens_alone(request) and not hands_states_over
 
     def stop_ids(self, request: Request) -> tuple[int, ...]:
         return (() if request.params.ignore_eos else self._eos_ids) + request.params.stop_token_ids
 
-    def launch_rows(self, requests: Sequence[Request], ends: Sequence[int], hidden: Hidden) -> Callable[[], Sampled]:
-        params = [request.sampling.row(request, end) for request, end in zip(requests, ends, strict=True)]
-        return self._sample_later(hidden, self._row_params(np.arange(len(params)), requests, params, masked=True))
+    def steady_rows(self, requests: Sequence[Request]) -> SampleRows:
+        params = [request.sampling.row(request, len(request.token_ids)) for request in requests]
+        rows = self._row_params(np.arange(len(params)), requests, params, masked=True)
+        return rows if self.backend.runs_ahead else self.unused.masked_rows(rows)
+
+    def launch_rows(self, batch: Batch, rows: SampleRows) -> Callable[[], Sampled]:
+        return self._sample_later(self.backend.forward(batch), rows)
+
+    def compute_rows(self, batch: Batch, rows: SampleRows) -> Sampled:
+        return self._timed(lambda: self.unused.sample_masked(self.backend, self.backend.forward(batch), rows))
 
     def commits_of(self, rows: Sequence[tuple[int, Span]], sampled: Sampled) -> list[Commit]:
         token_ids = sampled.token_ids.tolist()
@@ -138,15 +148,13 @@ class AutoregressiveDecoder:
         return [commit._replace(is_late=late) for commit, late in zip(commits, is_late, strict=True)]
 
     def _sample_later(self, hidden: Hidden, rows: SampleRows) -> Callable[[], Sampled]:
-        read = cast(LaunchingBackend, self.backend).sample_later(hidden, rows)
+        return partial(self._timed, cast(LaunchingBackend, self.backend).sample_later(hidden, rows))
 
-        def timed() -> Sampled:
-            started_at = self._clock()
-            sampled = read()
-            self.backend_s += self._clock() - started_at
-            return sampled
-
-        return timed
+    def _timed(self, sample: Callable[[], Sampled]) -> Sampled:
+        started_at = self._clock()
+        sampled = sample()
+        self.backend_s += self._clock() - started_at
+        return sampled
 
     def restart(self, request: Request) -> None:
         """Nothing to do: the state follows from the request's tokens."""
@@ -179,10 +187,7 @@ class AutoregressiveDecoder:
         if not ready:
             return commits
         rows = self._sample_rows(ready, params)
-        started_at = self._clock()
-        has_unused = self.unused.mask is not None
-        sampled = self.unused.sample(self.backend, hidden, rows) if has_unused else self.backend.sample(hidden, rows)
-        self.backend_s += self._clock() - started_at
+        sampled = self._timed(lambda: self.unused.sample(self.backend, hidden, rows))
         return commits | self._commits_by_id(ready, sampled)
 
     def _sampling_of(self, rows: Sequence[SampledRow]) -> tuple[dict[str, Commit], list[SampledRow], list[RowSampling]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from kvarn.backends.batch import Feedback, Sampled
+from kvarn.backends.batch import Batch, Feedback, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.backends.unused_ids import UnusedIds
 from kvarn.decoding.speculation.speculation import Speculation
@@ -185,13 +185,19 @@ class LaunchingDecoder(Decoder, Protocol):
         """Whether launch() can take these: all that the host wants of them are the tokens they choose."""
 
     def is_steady(self, request: Request) -> bool:
-        """Whether all its next choices depend on is their position: then launch_rows() can take it."""
+        """Whether all its next choices depend on is their position: then steady_rows() can take it."""
 
     def stop_ids(self, request: Request) -> tuple[int, ...]:
         """Tokens that may end it."""
 
-    def launch_rows(self, requests: Sequence[Request], ends: Sequence[int], hidden: Hidden) -> Callable[[], Sampled]:
-        """Begin to sample for requests that are steady and have one row each; ends: positions of what is chosen."""
+    def steady_rows(self, requests: Sequence[Request]) -> SampleRows:
+        """What their choices depend on at any position, one row for each."""
+
+    def launch_rows(self, batch: Batch, rows: SampleRows) -> Callable[[], Sampled]:
+        """Begin a step of steady requests; the result waits for it."""
+
+    def compute_rows(self, batch: Batch, rows: SampleRows) -> Sampled:
+        """The same where the backend does not run ahead."""
 
     def commits_of(self, rows: Sequence[tuple[int, Span]], sampled: Sampled) -> list[Commit]:
         """What launch_rows() gave some of its rows, each with its span."""

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 
 from kvarn.backends.protocol import Backend
 from kvarn.backends.resumable_forward import ResumableForward
+from kvarn.checks import check_parameter
 from kvarn.config import EngineConfig
 from kvarn.decoding.decoder import Commit, Decoder
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine_arbiter import Demand
-from kvarn.engine.launching.decode_rows import NO_PLAIN_TOKENS, PlainTokens
+from kvarn.engine.launching.decode_rows import NO_PLAIN_TOKENS, PlainTokens, compute_decodes
 from kvarn.engine.launching.launched_steps import LaunchedSteps, with_known_tokens
 from kvarn.engine.scheduling.plan import BatchEntry, LayerwisePart, StepPlan, make_plan
 from kvarn.engine.scheduling.rate_limit import RateLimiter
@@ -22,7 +23,7 @@ from kvarn.engine.scheduling.scheduler import Scheduler
 from kvarn.engine.stats import EngineStats, StepMeter, StepTiming, engine_stats
 from kvarn.engine.stream import Stream
 from kvarn.engine.submission import Submission
-from kvarn.errors import BackendError, DeviceLost, InvalidParameter
+from kvarn.errors import BackendError, DeviceLost
 from kvarn.kv.cache import KVCache
 from kvarn.request import Clock, Request, draw_seed
 from kvarn.types import MAX_PRIORITY, TokenEvent
@@ -63,6 +64,7 @@ class Engine:
         self._forward_s = self._layerwise_s = 0.0  # the latter: of this step, for the layer-wise prefill
         self._layerwise: tuple[BatchEntry, ResumableForward] | None = None  # the chunk under way
         self._undelivered: list[TokenEvent] = []  # events of a step that was interrupted
+        self._newest: StepPlan | None = None  # the last step, under way or done
         self.offer_turn: Callable[[], None] = lambda: None  # called between parts of a long function of compute()
 
     @property
@@ -135,8 +137,7 @@ class Engine:
 
     def reprioritise(self, request: Request, priority: int) -> None:
         """Change the priority of a request that has not ended."""
-        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise InvalidParameter(f"priority is {priority}; give -{MAX_PRIORITY} to {MAX_PRIORITY}", field="priority")
+        check_parameter.integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
         self.scheduler.reprioritise(request, priority)
 
     def step(self) -> list[TokenEvent]:
@@ -145,15 +146,16 @@ class Engine:
         if not self._launched:  # else the time since the last one was read counts
             self._step_started = (self._clock(), self._backend_s)
         events = self._undelivered = self.reap()
-        plan = self.scheduler.plan(self._launched.newest) if self.scheduler.has_work else StepPlan()
+        newest, self._newest = self._newest, None
+        plan = self.scheduler.plan(newest) if self.scheduler.has_work else StepPlan()
         has_older = bool(self._launched)
         is_launched = self._launched.takes(plan) and self._launch(plan)
         if has_older:
             events = self._undelivered = events + self._read_launched()
             plan = plan if is_launched else with_known_tokens(plan)
         if not is_launched and not plan.is_empty:
-            events = events + self._finish(plan, self._compute(plan))
-        self._undelivered = []
+            events = events + self._finish(plan, *self._compute(plan))
+        self._undelivered, self._newest = [], plan if self.scheduler.has_work else None
         return events
 
     def reap(self) -> list[TokenEvent]:
@@ -161,7 +163,7 @@ class Engine:
         undelivered, self._undelivered = self._undelivered, []
         ended = self.scheduler.reap()
         for request in ended:
-            self._settle_if_ended(request)
+            self._rate_limiter.settle(request)
         return undelivered + self.stream.end(ended)
 
     def stats(self) -> EngineStats:
@@ -207,27 +209,29 @@ class Engine:
         self.scheduler.append(plain)
         told, failed = self.stream.tell_plain(plain)
         commits, events = self.stream.tell(failed + commits, self.scheduler.apply)
-        for commit in commits:
-            self._settle_if_ended(commit.request)
+        for request in [commit.request for commit in commits if commit.request.is_ended]:
+            self._rate_limiter.settle(request)
         self._measure(plan, commits, len(plain))
         return told + events
 
-    def _compute(self, plan: StepPlan) -> list[Commit]:
+    def _compute(self, plan: StepPlan) -> tuple[list[Commit], PlainTokens]:
         try:
             plan = self._copy(plan)
-            commits = [] if plan.batch is None else self._compute_batch(plan)
-            return commits if plan.layerwise is None else commits + self._advance(plan.layerwise)
+            commits, plain = self._compute_batch(plan)
+            return commits if plan.layerwise is None else commits + self._advance(plan.layerwise), plain
         except BaseException:  # Ctrl-C: as if the step had not begun
             self.scheduler.abandon(plan)
             raise
 
-    def _compute_batch(self, plan: StepPlan) -> list[Commit]:
+    def _compute_batch(self, plan: StepPlan) -> tuple[list[Commit], PlainTokens]:
         """All requests at once; when that fails, each alone, so that only those at fault fail."""
         try:
-            return self._forward(plan)
+            if plan.decodes is None or self.backend.runs_ahead:  # then a launch has failed
+                return [] if plan.batch is None else self._forward(plan), NO_PLAIN_TOKENS
+            return compute_decodes(plan.decodes, self.decoder)
         except Exception:
             self._meter.num_retried += 1
-            return [self._compute_alone(entry) for entry in plan.entries]
+            return [self._compute_alone(entry) for entry in plan.entries], NO_PLAIN_TOKENS
 
     def _copy(self, plan: StepPlan) -> StepPlan:
         """Make the plan's copies; when that fails, who needed one computes its blocks anew in a later step."""
@@ -285,10 +289,6 @@ class Engine:
             failure = BackendError(f"the {self.backend.name} backend failed: {error or type(error).__name__}")
             failure.__cause__ = error
             return Commit(entry.span.request, 0, error=failure)
-
-    def _settle_if_ended(self, request: Request) -> None:
-        if request.is_ended:
-            self._rate_limiter.settle(request)
 
     def _measure(self, plan: StepPlan, commits: Sequence[Commit], num_plain: int) -> None:
         (started_at, backend_s), now = self._step_started, (self._clock(), self._backend_s)

@@ -80,10 +80,10 @@ class Stream:
             try:
                 text = answer.decoder.push(token_id)
             except BaseException as error:
-                failed.append(failed_commit(request, f"the text of token {token_id} could not be read", error))
+                failed.append(_unreadable(request, [token_id], error))
                 continue
             answer.parts.append(text)
-            index = request.num_output - 1
+            index = len(request.token_ids) - len(request.prompt_ids) - 1
             events.append(TokenEvent(text, token_id, index, None, None, None, request.id, request.choice))
         return events, failed
 
@@ -106,8 +106,7 @@ class Stream:
         try:
             return self._read(commit)
         except BaseException as error:
-            said = [token.token_id for token in commit.tokens[:MAX_NAMED]]
-            return failed_commit(commit.request, f"the text of tokens {said} of this answer could not be read", error)
+            return _unreadable(commit.request, [token.token_id for token in commit.tokens[:MAX_NAMED]], error)
 
     def _rest(self, request: Request) -> str:
         """The text held back of an ended request, if there is one that can be read."""
@@ -202,6 +201,10 @@ class Stream:
             request_id=request.id,
             choice=request.choice,
         )
+
+
+def _unreadable(request: Request, said: Sequence[int], error: BaseException) -> Commit:
+    return failed_commit(request, f"the text of tokens {said} of this answer could not be read", error)
 
 
 def _canvas_event(request: Request, canvas: CanvasView) -> TokenEvent:

@@ -19,7 +19,7 @@ from kvarn.backends.batch import Batch, BlockCopy, CanvasScores, Float32, KVLayo
 from kvarn.backends.code_hash import code_hash
 from kvarn.backends.native import _native
 from kvarn.backends.native.adapters import pack_adapter
-from kvarn.backends.native.sampling_arrays import NO_IDS, sampling_arrays
+from kvarn.backends.native.sampling_arrays import NO_IDS, SamplingArrays
 from kvarn.backends.native.tensors import SegmentedWeights, matrix_names, read_vector, vector_names
 from kvarn.backends.pooling import pool_rows
 from kvarn.config import CPU_KV_DTYPES, MAX_THREADS
@@ -46,7 +46,7 @@ class NativeBackend:
         self._isa = isa or ""
         self._model: _native.Model | None = None
         self._width = self._vocab_size = 0
-        self._has_quants = False
+        self._has_quants, self._sampling = False, SamplingArrays()
 
     @property
     def progress(self) -> int:
@@ -198,7 +198,7 @@ class NativeBackend:
             head_adapters(hidden),
             rows.rows,
             NO_IDS if rows.partners is None else rows.partners,
-            sampling_arrays(rows.params),
+            self._sampling.of(rows.params),
             rows.want_logprobs,
             sampled.token_ids,
             sampled.logprobs,

@@ -9,13 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.backends.batch import Int32, RowSampling
+from kvarn.backends.batch import Int32, RowSampling, RowsAt
 from kvarn.backends.native import _native
 
 _RECORD: Any = np.dtype(_native.sampling_record)  # the numbers of a RowSampling, as the core names and places them
 _numbers = attrgetter(*_RECORD.names)
 NO_IDS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float32)
 _NO_MASKS = np.empty((0, 0), np.uint32)
+
+
+class SamplingArrays:
+    """The arrays of the last step, whose positions alone are written again for the same rows at other ones."""
+
+    def __init__(self) -> None:
+        self._base: tuple[RowSampling, ...] = ()
+        self._arrays = sampling_arrays(self._base)
+
+    def of(self, rows: Sequence[RowSampling]) -> _native.SamplingArrays:
+        if not isinstance(rows, RowsAt):
+            return sampling_arrays(rows)
+        if self._base is not rows.base:
+            self._base, self._arrays = rows.base, sampling_arrays(rows.base)
+        self._arrays[0].view(_RECORD)["position"][:, 0] = rows.positions  # not read where the temperature is 0
+        return self._arrays
 
 
 def sampling_arrays(rows: Sequence[RowSampling]) -> _native.SamplingArrays:

@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
-import numpy as np
-
 from kvarn.backends.batch import Sampled
 from kvarn.decoding.decoder import Commit, Decoder, LaunchingDecoder, ReadCommits, Span
 from kvarn.engine.launching.decode_rows import NO_PLAIN_TOKENS, DecodeRows, PlainTokens
 from kvarn.engine.scheduling.plan import StepPlan, make_plan
-from kvarn.request import Request
+from kvarn.request import Request, RequestState
 
 
 class LaunchedRequest(NamedTuple):
@@ -53,21 +51,29 @@ class LaunchedStep:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedDecodes:
-    """One that continues the step before it; parts are made for those to whom something has happened."""
+    """One of steady requests; parts are made for those to whom something has happened."""
 
     plan: StepPlan
     rows: DecodeRows
     sample: Callable[[], Sampled]
     decoder: LaunchingDecoder
+    marks: list[tuple[int, int]]  # of each request: how often it had been preempted and late
 
     @property
     def parts(self) -> list[LaunchedRequest]:
         return self.parts_of(range(len(self.rows.requests)))
 
     def parts_of(self, rows: Sequence[int]) -> list[LaunchedRequest]:
-        members = self.rows.members
-        numbers = [(members.num_preemptions[i], members.num_late[i]) for i in rows]
-        return [LaunchedRequest(span, *number) for span, number in zip(self.rows.spans(rows), numbers, strict=True)]
+        return [LaunchedRequest(span, *self.marks[i]) for i, span in zip(rows, self.rows.spans(rows), strict=True)]
+
+    def touched(self) -> list[int]:
+        """Those that have ended, been preempted or been late since the launch."""
+        marks = zip(self.rows.requests, self.marks, strict=True)
+        return [
+            i
+            for i, (request, mark) in enumerate(marks)
+            if request.state is not RequestState.RUNNING or (request.num_preemptions, request.num_late) != mark
+        ]
 
     def commits_of(self, rows: Sequence[int], sampled: Sampled) -> list[Commit]:
         """One for each row; of those that have ended, what was chosen does not matter."""
@@ -87,26 +93,20 @@ class LaunchedSteps:
     def __len__(self) -> int:
         return len(self._steps)
 
-    @property
-    def newest(self) -> StepPlan | None:
-        return self._steps[-1].plan if self._steps else None
-
     def takes(self, plan: StepPlan) -> bool:
         """Whether a plan can be launched."""
-        if plan.decodes is not None:
-            return True
-        runs_ahead = self._decoder.runs_ahead and self._decoder.backend.runs_ahead
+        if not (self._decoder.runs_ahead and self._decoder.backend.runs_ahead):
+            return False
         is_plain = plan.batch is not None and plan.layerwise is None and plan.batch.states is None
-        return runs_ahead and is_plain and self._decoder.can_launch(plan.spans)
+        return plan.decodes is not None or (is_plain and self._decoder.can_launch(plan.spans))
 
     def launch(self, plan: StepPlan) -> None:
         """Begin a step whose copies were made; when that fails, it is as if it had never been planned."""
         assert plan.batch is not None
-        hidden = self._decoder.backend.forward(plan.batch)
         if plan.decodes is not None:
-            self._launch_decodes(plan, cast(DecodeRows, plan.decodes), hidden)
+            self._launch_decodes(plan, cast(DecodeRows, plan.decodes))
             return
-        read = self._decoder.launch(plan.spans, hidden)
+        read = self._decoder.launch(plan.spans, self._decoder.backend.forward(plan.batch))
         for span in plan.spans:
             span.request.num_under_way += 1
             span.request.num_launched += len(span.token_ids)
@@ -134,34 +134,23 @@ class LaunchedSteps:
             plans.append(make_plan([entry for entry, part in entries if part.leave()]))
         return plans
 
-    def _launch_decodes(self, plan: StepPlan, rows: DecodeRows, hidden: object) -> None:
-        ends = (rows.batch.positions + 1).tolist()
-        sample = self._decoder.launch_rows(rows.requests, ends, hidden)
+    def _launch_decodes(self, plan: StepPlan, rows: DecodeRows) -> None:
+        sample = self._decoder.launch_rows(rows.batch, rows.choices)
+        marks = [(request.num_preemptions, request.num_late) for request in rows.requests]
         for index, request in enumerate(rows.requests):
             request.chosen_row = index
             request.num_under_way += 1
             request.num_launched += 1
-        self._steps.append(LaunchedDecodes(plan, rows, sample, self._decoder))
+        self._steps.append(LaunchedDecodes(plan, rows, sample, self._decoder, marks))
 
     def _read_decodes(self, step: LaunchedDecodes) -> tuple[StepPlan, list[Commit], PlainTokens]:
         sampled = step.sample()
         self._steps.popleft()
-        requests, token_ids = step.rows.requests, sampled.token_ids
-        touched = list(range(len(requests))) if sampled.late else step.rows.members.touched()
-        is_plain = step.rows.plain_rows(token_ids)
-        if touched:
-            is_plain[touched] = False
-            _leave([request for i, request in enumerate(requests) if i not in set(touched)])
-        elif is_plain.all():
-            _leave(requests)
-            return step.plan, [], PlainTokens(requests, token_ids.tolist())
-        else:
-            _leave(requests)
-        plain = np.flatnonzero(is_plain).tolist()
-        others = np.setdiff1d(np.flatnonzero(~is_plain), touched).tolist()
-        commits = self._decoder.commits_of(list(zip(others, step.rows.spans(others), strict=True)), sampled)
-        commits += _counting(step.parts_of(touched), step.commits_of(touched, sampled))
-        return step.plan, commits, PlainTokens([requests[i] for i in plain], token_ids[plain].tolist())
+        touched = list(range(len(step.marks))) if sampled.late else step.touched()
+        apart = set(touched)
+        _leave([request for i, request in enumerate(step.rows.requests) if i not in apart])
+        commits, plain = step.rows.outcome(sampled, self._decoder, touched)
+        return step.plan, commits + _counting(step.parts_of(touched), step.commits_of(touched, sampled)), plain
 
 
 def _leave(requests: Iterable[Request]) -> None:

@@ -37,10 +37,13 @@ class CommitApplier:
                 self._live.remove(request)
 
     def append(self, plain: PlainTokens) -> None:
-        """One more token for each, and nothing else."""
+        """One more token for each, and the blocks that are full with it."""
+        block_size = self._live.kv.block_size
         for request, token_id in zip(plain.requests, plain.token_ids, strict=True):
             request.num_computed += 1
-            request.append(token_id)
+            request.token_ids.append(token_id)  # as Request.append(): none is the first of an answer
+            if request.num_computed % block_size == 0:
+                self._prefix_reuse.publish(request)
 
     def _apply(self, commit: Commit) -> None:
         request, live = commit.request, self._live

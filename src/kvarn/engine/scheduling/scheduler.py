@@ -111,10 +111,7 @@ class Scheduler:
             self._live.waiting.rekey(request)
 
     def plan(self, newest: StepPlan | None = None) -> StepPlan:
-        """Decodes first, then prompt chunks, then waiting requests, within the budgets of rows and time.
-
-        newest: the step that was launched last, if it is under way.
-        """
+        """Decodes, then prompt chunks, then waiting requests, within budgets of rows and time; newest: last step."""
         self._live.queue_restored()
         if self.wait_s > 0:
             return StepPlan()
@@ -132,9 +129,10 @@ class Scheduler:
         if not self._decoder.has_divisible_spans:
             self._place_whole_spans(draft, shares)
             return make_plan(list(draft.values()))
-        if newest is not None and (steady := self._steady_plan(newest, shares)) is not None:
-            return steady
         num_drafts = self._fairness.num_drafts(shares, self._live)
+        if not num_drafts and (steady := self._steady_plan(newest, shares)) is not None:
+            self._layerwise.rest()
+            return steady
         for request in shares.decodes[: self._config.max_batch_tokens]:
             self._place(draft, request, 1 + num_drafts.get(request.id, 0))
         # A chunk whose low-priority request sits this step out must not hold back other prompts.
@@ -183,11 +181,12 @@ class Scheduler:
         failed, self._failed = self._failed, []
         return failed + self._live.reap(self._clock())
 
-    def _steady_plan(self, newest: StepPlan, shares: StepShares) -> StepPlan | None:
-        """The step under way, one token further, if there is nothing else to do."""
-        if shares.prompts or not self._starter.is_closed_to(self._live.waiting.peek()):
+    def _steady_plan(self, newest: StepPlan | None, shares: StepShares) -> StepPlan | None:
+        """One token more for all that decode, if there is nothing else to do."""
+        is_too_long = len(shares.decodes) > self._config.max_batch_tokens
+        if shares.prompts or is_too_long or not self._starter.is_closed_to(self._live.waiting.peek()):
             return None
-        return self._steady.next(newest, shares.decodes)
+        return self._steady.plan(shares.decodes, newest, self.num_preemptions)
 
     def _place(self, draft: Draft, request: Request, max_rows: int) -> int:
         """Put a running request's next rows into the draft; returns their number."""
