@@ -1,8 +1,7 @@
 """ik_llama.cpp: its own llama-bench, a binary the user points at; batched rows with the llama-batched-bench beside it.
 
 As it is run on a CPU: weights repacked at load, flash attention. Its llama-bench has no `-d`; a deep row is `-gp`,
-steps after a prompt that is not timed. Its llama-batched-bench prints a table only, on stderr, and writes a log where it
-runs.
+steps after a prompt that is not timed. Its llama-batched-bench prints a table only, on stderr, and writes a log file.
 """
 
 from __future__ import annotations
