@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include "../base/check.h"
+#include "released_gil.h"
 
 namespace kvarn {
 
@@ -51,7 +52,7 @@ std::shared_ptr<Adapter> make_adapter(const Model& model, Type type, nb::sequenc
                  Weights::packed_bytes(type, 1, pair.rows, pair.rank);
     }
     require(!found.empty(), "an adapter has at least one pair");
-    nb::gil_scoped_release release;
+    ReleasedGil release;
     auto adapter = std::make_shared<Adapter>(bytes, &model.weights());
     for (const PairArrays& pair : found) add_pair(model, *adapter, type, pair);
     return adapter;

@@ -15,6 +15,7 @@
 #include "../model/kv.h"
 #include "../quant/pack.h"
 #include "arrays.h"
+#include "released_gil.h"
 
 namespace kvarn {
 
@@ -101,7 +102,7 @@ Array<float> matmul(const std::string& table_name, int type_id, In1<uint8_t> pac
     require(tile_tokens >= 1 && tile_tokens <= kTileTokens && groups_per_call >= 1, "tile sizes are out of range");
     const size_t stride = static_cast<size_t>(rows);
     NewArray<float> out({static_cast<size_t>(n), stride});
-    nb::gil_scoped_release release;
+    ReleasedGil release;
     for (int first = 0; first < n; first += tile_tokens) {
         const int tokens = std::min(tile_tokens, n - first);
         const float* values = x.data() + static_cast<size_t>(first) * static_cast<size_t>(k);

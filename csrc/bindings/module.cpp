@@ -39,14 +39,14 @@ NB_MODULE(_native, m) {
     m.doc() = "Kvarn's native CPU core";
     nb::set_leak_warnings(false);  // the thread pool lives as long as the process, which is no leak
     nb::class_<ThreadTeam>(m, "ThreadTeam")
-        .def(nb::init<int, bool>(), "num_threads"_a, "is_timed"_a = false, nb::call_guard<nb::gil_scoped_release>())
+        .def(nb::init<int, bool>(), "num_threads"_a, "is_timed"_a = false, nb::call_guard<ReleasedGil>())
         .def_prop_ro("num_threads", &ThreadTeam::num_threads)
         .def_prop_ro("progress", &ThreadTeam::progress)
         .def("region_ticks", &region_ticks);
     m.def("ticks", &ticks);
     m.def("kernel_ticks", &kernel_ticks);
     m.def("pool_threads", [] {
-        nb::gil_scoped_release release;  // growing may wait for a step
+        ReleasedGil release;  // growing may wait for a step
         return ThreadPool::of_process(1).num_threads();
     });
     nb::class_<RunningForward>(m, "ResumableForward").def_prop_ro("piece_s", &RunningForward::piece_s);
@@ -67,7 +67,7 @@ NB_MODULE(_native, m) {
         .def("return_state", &NativeModel::return_state, "slot"_a)
         .def("copy_block", &NativeModel::copy_block)
         .def("block_bytes", &NativeModel::block_bytes)
-        .def("populate_blocks", &NativeModel::populate_blocks, nb::call_guard<nb::gil_scoped_release>())
+        .def("populate_blocks", &NativeModel::populate_blocks, nb::call_guard<ReleasedGil>())
         .def("return_block", &NativeModel::return_block)
         .def("forward", &NativeModel::forward)
         .def("forward_from", &NativeModel::forward_from)

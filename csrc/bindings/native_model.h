@@ -6,6 +6,7 @@
 #include "../kernels/timed.h"
 #include "adapter.h"
 #include "batch.h"
+#include "released_gil.h"
 #include "sampling.h"
 #include "spec.h"
 
@@ -42,7 +43,7 @@ public:
         require(parts > 0 && rows > 0 && columns > 0 &&
                     raw.size() == values / static_cast<size_t>(shape.values) * static_cast<size_t>(shape.bytes),
                 name + ": the tensor's bytes do not match its shape");
-        nb::gil_scoped_release release;
+        ReleasedGil release;
         model_.weights().add_matrices(name, t, parts, rows, columns, raw.data(), *pool_);
     }
 
@@ -53,7 +54,7 @@ public:
     void finish_loading() { model_.finish_loading(); }
 
     void replace_matrices(const std::string& name, int type, In1<uint8_t> raw) {
-        nb::gil_scoped_release release;
+        ReleasedGil release;
         model_.weights().replace_matrices(name, checked_type(type), view(raw), *pool_);
         model_.finish_loading();
     }
@@ -126,13 +127,13 @@ public:
         const Batch batch(python_batch);
         check_states(batch.output_rows().size(), out);
         const BatchView view = batch.view();
-        nb::gil_scoped_release release;
+        ReleasedGil release;
         model_.forward(view, batch.output_rows(), out.data());
     }
 
     void embed_tokens(In1<int32_t> ids, Out2<float> out) {
         check_states(ids.size(), out);
-        nb::gil_scoped_release release;
+        ReleasedGil release;
         model_.embed_tokens(view(ids), out.data());
     }
 
@@ -144,14 +145,14 @@ public:
         const size_t layers = model_.spec().blocks.size(), width = static_cast<size_t>(model_.spec().width);
         require(first < layers && states.size() == layers * static_cast<size_t>(view.num_tokens) * width,
                 "the states of every layer are needed");
-        nb::gil_scoped_release release;
+        ReleasedGil release;
         model_.forward_from(first, view, batch.output_rows(), out.data(), states.data());
     }
 
     RunningForward begin(nb::handle python_batch) {
         Batch batch(python_batch);
         ResumableForward state = [&] {
-            nb::gil_scoped_release release;
+            ReleasedGil release;
             return model_.begin(batch.view(), batch.output_rows());
         }();
         return {std::move(batch), std::move(state)};
@@ -159,7 +160,7 @@ public:
 
     bool advance(RunningForward& forward, double seconds, Out2<float> out) {
         check_states(forward.batch.output_rows().size(), out);
-        nb::gil_scoped_release release;
+        ReleasedGil release;
         return model_.advance(forward.state, seconds, out.data());
     }
 
@@ -174,7 +175,7 @@ public:
                 "the output array has the wrong shape");
         const std::vector<AdapterUses> uses = read_uses(adapters, hidden.shape(0));
         std::vector<HeadRow> rows = all_rows(hidden, uses);
-        nb::gil_scoped_release release;
+        ReleasedGil release;
         chooser_.logits(rows, out.data());
     }
 
@@ -202,7 +203,7 @@ public:
         }
         if (means.shape(0) > 0) check_states(rows.size(), means);
         require(best_ids.size() == means.shape(0), "every row of a canvas has a most probable token");
-        nb::gil_scoped_release release;
+        ReleasedGil release;
         if (means.shape(0) > 0)
             return chooser_.sample_canvas(states, params, ids.data(), {best_ids.data(), entropy.data(), means.data()});
         chooser_.sample(states, params, want_logprobs,
@@ -219,7 +220,7 @@ public:
         check_top(hidden.shape(0), top_ids, top_logprobs);
         const std::vector<AdapterUses> uses = read_uses(adapters, hidden.shape(0));
         std::vector<HeadRow> rows = all_rows(hidden, uses);
-        nb::gil_scoped_release release;
+        ReleasedGil release;
         chooser_.score(rows, view(targets),
                        {nullptr, logprobs.data(), nullptr, top_ids.data(), top_logprobs.data(),
                         static_cast<int>(top_ids.shape(1))});

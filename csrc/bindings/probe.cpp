@@ -7,6 +7,7 @@
 #include "../base/probe.h"
 #include "../kernels/cpu.h"
 #include "arrays.h"
+#include "released_gil.h"
 
 namespace kvarn {
 
@@ -19,7 +20,7 @@ namespace {
 double dot_rate(const std::string& table, double seconds) {
     const auto usable = kernel_tables();
     require(std::find(usable.begin(), usable.end(), table) != usable.end(), "no kernel table '" + table + "'");
-    nb::gil_scoped_release release;
+    ReleasedGil release;
     return probe_dot(table, seconds);
 }
 
@@ -27,7 +28,7 @@ double read_rate(In1<uint8_t> data, double seconds) {
     require(data.size() >= kProbeChunk, "the data has less than a chunk of 1 MiB");
     const uint8_t* first = data.data();
     const size_t size = data.size();
-    nb::gil_scoped_release release;
+    ReleasedGil release;
     return probe_read(first, size, seconds);
 }
 

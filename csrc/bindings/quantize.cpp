@@ -6,6 +6,7 @@
 #include "../quant/encode.h"
 #include "../quant/pack.h"
 #include "arrays.h"
+#include "released_gil.h"
 
 namespace kvarn {
 
@@ -49,7 +50,7 @@ bool quantize(int source, int target, int rows, int columns, In1<uint8_t> raw, I
     uint8_t* to_bytes = out.data();
     const int per_task = std::max(1, kTaskValues / columns);
     std::atomic<bool> is_finite{true};
-    nb::gil_scoped_release release;
+    ReleasedGil release;
     std::lock_guard turn(team.turn());
     team.run((rows + per_task - 1) / per_task, [&](int task, int) {
         std::vector<float> values(static_cast<size_t>(columns));
