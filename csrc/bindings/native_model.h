@@ -16,7 +16,6 @@ namespace kvarn {
 struct RunningForward {
     Batch batch;
     ResumableForward state;
-
     double piece_s() const { return state.piece_s(); }
 };
 
