@@ -165,6 +165,7 @@ def test_a_rewritten_part_belongs_to_its_conversation(tab: Tab) -> None:
     tab.ask("say: the mill stood still today")
     late(1.0, page, "**/v1/completions")
     page.click("[aria-label='Rewrite a part']")
+    page.wait_for_function("() => document.activeElement.matches('.rewrite textarea')")
     page.evaluate("document.querySelector('.rewrite textarea').setSelectionRange(0, 3)")
     page.wait_for_selector(".rewrite:has-text('3 characters selected')")
     page.click(".rewrite .primary")
@@ -177,10 +178,7 @@ def test_a_rewritten_part_belongs_to_its_conversation(tab: Tab) -> None:
 
 def test_what_is_written_into_a_deleted_conversation_ends(tab: Tab) -> None:
     page = tab.page
-    page.click("[aria-label=Settings]")
-    page.click("summary:has-text('Length and end')")
-    page.select_option("#field-ignore_eos", "true")
-    tab.send("hello")
+    tab.send("slow: 60 hello")
     page.wait_for_selector("[aria-busy=true].message .markdown")
     with page.expect_request(lambda one: one.method == "DELETE" and "/v1/requests/" in one.url):
         delete(page, "hello")

@@ -171,8 +171,11 @@ function leafBelow(id) {
   return leaf;
 }
 
+// As it is now: settings of the open one are stored a moment after they were changed.
+export const recordOf = (id) => (current.value?.id === id ? current.value : list.value.find((one) => one.id === id));
+
 export async function rename(id, title) {
-  const found = current.value?.id === id ? current.value : list.value.find((one) => one.id === id);
+  const found = recordOf(id);
   const renamed = { ...found, title: clip(title, 200) || found.title };
   if (current.value?.id === id) current.value = renamed;
   list.value = list.value.map((one) => (one.id === id ? renamed : one));
@@ -181,7 +184,7 @@ export async function rename(id, title) {
 
 // onUndo: it was brought back.
 export async function remove(id, onUndo) {
-  const conversation = list.value.find((one) => one.id === id);
+  const conversation = recordOf(id);
   gone.add(id);
   const messages = await store.remove(id);
   list.value = list.value.filter((one) => one.id !== id);

@@ -64,14 +64,14 @@ const Mark = () => html`<svg class="mark" viewBox="0 0 32 32" aria-hidden="true"
 
 const UNDO_MS = 9000; // a little longer than it is offered
 
-function remove(conversation) {
-  ask.stopIn(conversation.id);
+function remove(id) {
+  const conversation = conversations.recordOf(id);
+  ask.stopIn(id);
   const later = setTimeout(() => forgetFiles(conversation), UNDO_MS);
-  conversations.remove(conversation.id, () => clearTimeout(later));
+  conversations.remove(id, () => clearTimeout(later));
 }
 
-function Entry({ conversation }) {
-  const { id, title } = conversation;
+function Entry({ conversation: { id, title } }) {
   const [isNaming, setNaming] = useState(false);
   const isOpen = conversations.current.value?.id === id && view.value === "chat";
   const finish = (event) => {
@@ -91,7 +91,7 @@ function Entry({ conversation }) {
   return html`<li class=${isOpen ? "entry is-open" : "entry"}>
     <button type="button" class="title" aria-current=${isOpen ? "true" : undefined} title=${title} dir="auto" onClick=${show} onDblClick=${() => setNaming(true)}>${title}</button>
     <span class="actions"><${IconButton} icon="edit" label=${`Rename ${clip(title, 40)}`} onClick=${() => setNaming(true)} />
-    <${ConfirmButton} icon="trash" label=${`Delete ${clip(title, 40)}`} confirm="Delete?" onConfirm=${() => remove(conversation)} /></span>
+    <${ConfirmButton} icon="trash" label=${`Delete ${clip(title, 40)}`} confirm="Delete?" onConfirm=${() => remove(id)} /></span>
   </li>`;
 }
 
