@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -105,16 +107,55 @@ def test_workers_give_the_same_answers_and_one_that_is_killed_costs_none(tiny: P
     while num_lines(shared) < 40:
         assert process.poll() is None, process.stderr.read() if process.stderr else b""
         time.sleep(0.002)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    workers = [int(one) for one in children if b"workers.worker" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    workers = workers_of(process)
     assert len(workers) == 2
-    os.kill(workers[0], signal.SIGKILL)
+    os.kill(min(workers), signal.SIGKILL)
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, errors
     assert said(shared) == said(alone)
     assert len(answers(shared)) == 200
     for worker in workers:
         assert not Path(f"/proc/{worker}").exists(), "a worker outlives the batch"
+
+
+def test_a_worker_that_is_killed_while_it_starts_again_is_told_in_words(tiny: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(request(f"r{n}", max_tokens=100, ignore_eos=True) + "\n" for n in range(200)))
+    process = start(source, target, tiny, "--workers", "2", "--concurrency", "4")
+    while num_lines(target) < 40:
+        assert process.poll() is None, process.stderr.read() if process.stderr else b""
+        time.sleep(0.002)
+    first = workers_of(process)
+    os.kill(max(first), signal.SIGKILL)
+    while not (again := workers_of(process) - first):
+        assert process.poll() is None, process.stderr.read() if process.stderr else b""
+    os.kill(again.pop(), signal.SIGKILL)
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, num_lines(target)) == (0, 200), errors
+    assert b"could not be started again, the others go on: a worker ended with code -9" in errors
+    assert b"Traceback" not in errors
+
+
+def workers_of(process: subprocess.Popen[bytes]) -> set[int]:
+    found = set()
+    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        with suppress(OSError):  # it has ended just now
+            if b"workers.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.add(int(child))
+    return found
+
+
+def test_the_file_for_which_there_is_no_room_is_named(tmp_path: Path) -> None:
+    line = BatchLine(0, "a", CHAT, b"{}")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with AnswerLog(tmp_path / "out.jsonl") as log:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        try:
+            with pytest.raises(OSError, match=r"out\.jsonl"):
+                log.add_answer(line, 200, "id", b'"' + b"x" * 200 + b'"')
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(AnswerLog(tmp_path / "out.jsonl")) == 0, "a part of an answer counts"
 
 
 def said(target: Path) -> dict[str, str]:

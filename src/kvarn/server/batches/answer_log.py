@@ -74,8 +74,12 @@ class AnswerLog:
 
     def _append(self, line: bytes) -> None:
         data = memoryview(line + b"\n")
-        while data:  # a full disk raises after a part: the next start cuts it off
-            data = data[os.write(self._fd, data) :]
+        try:
+            while data:  # a full disk raises after a part: the next start cuts it off
+                data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
 
     def _read(self) -> None:
         """Note what was answered, and cut off a line that was not written to its end."""

@@ -6,6 +6,7 @@ One that is killed is started again, and what it had not answered is asked of an
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from kvarn.server.access.keys import Principal
 from kvarn.server.batches.in_process import BatchAnswer
 from kvarn.server.batches.workers.messages import Answered, Ask, Begin, Started, read_message, write_message
 from kvarn.server.process.settings import ServerConfig
+
+log = logging.getLogger("kvarn.server")
 
 HOST = "kvarn.server.batches.workers.worker"
 MAX_TRIES = 3  # of one request whose worker was lost; then it is the request
@@ -146,7 +149,8 @@ class WorkerPool:
             raise BackendError(
                 "a worker ended before it had answered anything; is there enough memory for all of them?"
             )
-        self._starting[place] = asyncio.create_task(self._start_again(place, lost))
+        task = self._starting[place] = asyncio.create_task(self._start_again(place, lost))
+        task.add_done_callback(_tell_failure)
 
     async def _start_again(self, place: int, lost: WorkerProcess) -> None:
         worker = WorkerProcess(lost.config)
@@ -156,6 +160,12 @@ class WorkerPool:
             self._workers[place] = worker
         finally:
             del self._starting[place]
+
+
+def _tell_failure(starting: asyncio.Task[None]) -> None:
+    """Of a start for which nobody need have waited; the next request tries again."""
+    if not starting.cancelled() and (error := starting.exception()) is not None:
+        log.error("a worker could not be started again, the others go on: %s", error)
 
 
 def worker_configs(config: ServerConfig, number: int) -> list[ServerConfig]:
