@@ -15,7 +15,7 @@ from kvarn.structured.constraints import Constraint, Grammar, JsonSchema, Regex
 MAX_SLOTS = 256
 MAX_SLOT_TOKENS = 4096
 MAX_TEMPLATE_CHARACTERS = 1 << 20
-_SLOT = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]{0,63})\s*\}\}")
+_SLOT = re.compile(r"\{\{\s*([^\W\d][\w.-]{0,63})\s*\}\}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,10 @@ def test_text_and_slots_alternate_as_they_are_written() -> None:
     assert parts == (NamedSlot("name", Slot()), " is ", NamedSlot("age", age), ".")
 
 
+def test_a_slot_is_named_in_any_language() -> None:
+    assert shape(parse_template("{{Größe}}, {{名前}}, {{_x.1-a}} and {{1}}")) == "<Größe>, <名前>, <_x.1-a> and {{1}}"
+
+
 @pytest.mark.parametrize(
     ("slot", "constraint"),
     [
