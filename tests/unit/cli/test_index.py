@@ -38,6 +38,12 @@ def test_stats_are_of_all_collections_unless_one_is_named(tmp_path: Path, monkey
     assert json.loads(_stats("--collection", "mills", "--json"))["chunks"] == 2
 
 
+def test_a_file_whose_name_has_a_line_of_its_own_does_not_speak_for_us(capsys: pytest.CaptureFixture[str]) -> None:
+    forged = "a.md\nkvarn: 9 removed"
+    sync.print_report(SyncReport(duplicates={forged: forged}, failed={"b": f"{forged}: broken"}), as_json=False)
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
 def test_a_watch_goes_on_when_a_look_fails_and_tells_each_reason_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.cli.terminal.text import printable, table_lines
+from kvarn.cli.terminal.text import printable, printable_name, table_lines
 
 
 @pytest.mark.parametrize("code", [0, 7, 8, 13, 27, 127, 0x9B])
@@ -14,6 +14,11 @@ def test_control_characters_are_replaced(code: int) -> None:
 
 def test_text_tabs_and_newlines_pass() -> None:
     assert printable("größe\t一\n🙂") == "größe\t一\n🙂"
+
+
+@pytest.mark.parametrize("char", ["\n", "\t", "\x1b", "\u2028", "\u202e", "\u2066"])
+def test_a_name_breaks_and_turns_no_line(char: str) -> None:
+    assert printable_name(f"größe {char}gpj.exe") == "größe \N{REPLACEMENT CHARACTER}gpj.exe"
 
 
 def test_columns_are_as_wide_as_their_longest_cell_and_the_last_is_not_padded() -> None:

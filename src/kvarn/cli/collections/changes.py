@@ -21,7 +21,7 @@ from kvarn.cli.collections.options import (
     require_one_place,
 )
 from kvarn.cli.terminal.storage_options import StorageOptions
-from kvarn.cli.terminal.text import printable
+from kvarn.cli.terminal.text import printable_name
 from kvarn.cli.terminal.worker_options import WorkerOptions
 from kvarn.errors import ConfigError, DocumentError
 
@@ -125,9 +125,9 @@ def _print_report(report: AddReport, failed: dict[str, str], as_json: bool) -> N
         typer.echo(json.dumps({**asdict(report), "failed": failed}))
         return
     for reason in failed.values():
-        typer.echo(f"kvarn: {printable(reason)}", err=True)
+        typer.echo(f"kvarn: {printable_name(reason)}", err=True)
     for id_, owner in report.duplicates.items():
-        typer.echo(f"kvarn: {printable(id_)} equals {printable(owner)} and was left out", err=True)
+        typer.echo(f"kvarn: {printable_name(id_)} equals {printable_name(owner)} and was left out", err=True)
     typer.echo(
         f"{report.added:,} added, {report.updated:,} updated, {report.unchanged:,} unchanged, {report.chunks:,} chunks"
         + (f", {len(failed):,} could not be read" if failed else "")

@@ -10,7 +10,7 @@ import typer
 
 from kvarn.cli.collections.options import Json, KeyFile, Url, remote_collection, remote_collections, require_one_place
 from kvarn.cli.terminal.storage_options import StorageOptions
-from kvarn.cli.terminal.text import printable
+from kvarn.cli.terminal.text import printable_name
 
 NO_COLLECTIONS = "no collections; make one with kvarn index add"
 
@@ -29,14 +29,14 @@ def index_ls(
     require_one_place(url, where)
     if collection is None:
         names = _names(url, key_file, where)
-        typer.echo(json.dumps(names) if as_json else "\n".join(map(printable, names)) or NO_COLLECTIONS)
+        typer.echo(json.dumps(names) if as_json else "\n".join(map(printable_name, names)) or NO_COLLECTIONS)
         return
     documents = _documents(collection, url, key_file, where)
     if as_json:
         typer.echo(json.dumps(documents, indent=2))
         return
     for document in documents:
-        typer.echo(f"{document['chunks']:6,}  {printable(document['id'])}")
+        typer.echo(f"{document['chunks']:6,}  {printable_name(document['id'])}")
 
 
 def index_stats(
@@ -78,5 +78,7 @@ def _stats(name: str, url: str | None, key_file: Path | None, where: StorageOpti
 
 
 def _as_lines(stats: dict[str, Any]) -> str:
-    values = {name: f"{value:,}" if isinstance(value, int) else printable(str(value)) for name, value in stats.items()}
+    values = {
+        name: f"{value:,}" if isinstance(value, int) else printable_name(str(value)) for name, value in stats.items()
+    }
     return "\n".join(f"{name:10}  {value}" for name, value in values.items())

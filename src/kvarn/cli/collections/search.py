@@ -11,7 +11,7 @@ import typer
 
 from kvarn.cli.collections.options import Json, KeyFile, Model, Name, Url, remote_collection, require_one_place
 from kvarn.cli.terminal.storage_options import StorageOptions
-from kvarn.cli.terminal.text import printable
+from kvarn.cli.terminal.text import printable, printable_name
 from kvarn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _parsed_filter(text: str | None) -> dict[str, Any] | None:
 
 
 def _print_hit(hit: Hit) -> None:
-    heading = f"  {printable(hit.heading)}" if hit.heading else ""
-    typer.echo(f"{hit.score:.4f}  {printable(hit.place)}{heading}")
+    heading = f"  {printable_name(hit.heading)}" if hit.heading else ""
+    typer.echo(f"{hit.score:.4f}  {printable_name(hit.place)}{heading}")
     snippet = " ".join(hit.text.split())
     typer.echo(f"        {printable(snippet[:SNIPPET_CHARS])}{'…' if len(snippet) > SNIPPET_CHARS else ''}")

@@ -14,7 +14,7 @@ import typer
 
 from kvarn.cli.collections.options import Json, Model, Name, indexing_bar
 from kvarn.cli.terminal.storage_options import StorageOptions
-from kvarn.cli.terminal.text import printable
+from kvarn.cli.terminal.text import printable_name
 from kvarn.cli.terminal.worker_options import WorkerOptions
 from kvarn.errors import ConfigError, StorageError
 
@@ -61,7 +61,7 @@ def _watch(look: Callable[[], SyncReport], told: SyncReport, as_json: bool) -> N
             report = look()
         except (ConfigError, StorageError) as error:
             if str(error) != problem:
-                typer.echo(f"kvarn: {printable(str(error))}", err=True)
+                typer.echo(f"kvarn: {printable_name(str(error))}", err=True)
             problem = str(error)
         else:
             if report.has_changes or _left_out(report) != _left_out(told):
@@ -83,13 +83,13 @@ def print_report(report: SyncReport, as_json: bool, told: SyncReport | None = No
     new = zip(_left_out(report), before, strict=True)
     failed, duplicates, skipped = ({id_: why for id_, why in now.items() if old.get(id_) != why} for now, old in new)
     for reason in failed.values():
-        typer.echo(f"kvarn: {printable(reason)}", err=True)
+        typer.echo(f"kvarn: {printable_name(reason)}", err=True)
     for id_, owner in duplicates.items():
-        typer.echo(f"kvarn: {printable(id_)} equals {printable(owner)} and was left out", err=True)
+        typer.echo(f"kvarn: {printable_name(id_)} equals {printable_name(owner)} and was left out", err=True)
     for reason, count in sorted(Counter(skipped.values()).items()):
         names = [name for name, why in skipped.items() if why == reason]
-        shown = printable(", ".join(names[:3])) + (", ..." if count > 3 else "")
-        typer.echo(f"kvarn: {count:,} left out, {printable(reason)}: {shown}", err=True)
+        shown = printable_name(", ".join(names[:3])) + (", ..." if count > 3 else "")
+        typer.echo(f"kvarn: {count:,} left out, {printable_name(reason)}: {shown}", err=True)
     added = report.added
     typer.echo(
         f"{added.added:,} added, {added.updated:,} updated, {len(report.moved):,} moved, "

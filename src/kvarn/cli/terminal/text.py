@@ -11,11 +11,19 @@ MAX_INPUT_BYTES = 64 << 20
 
 # C0 and C1 control characters but tab and newline: escape sequences could rewrite what the user sees.
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+# What breaks a line or turns its direction: U+202E makes "gpj.exe" of "exe.jpg".
+_LINE_BREAKERS = [*map(ord, "\t\n"), *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+_IN_LINES = _CONTROLS | dict.fromkeys(_LINE_BREAKERS, "\N{REPLACEMENT CHARACTER}")
 
 
 def printable(text: str) -> str:
     """Replace control characters, so that text from outside cannot control the terminal."""
     return text.translate(_CONTROLS)
+
+
+def printable_name(name: str) -> str:
+    """The same for the name of a file or a place, which may not look like a line of ours either."""
+    return name.translate(_IN_LINES)
 
 
 def read_prompt(argument: str) -> str:
