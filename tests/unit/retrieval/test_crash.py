@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -21,6 +22,18 @@ from tests.conftest import Size
 from tests.rules.tree import ROOT
 from tests.unit.retrieval.ingesting import BATCH, document
 from tests.unit.retrieval.words import WordEmbedder, clustered, entry
+
+
+def test_an_index_that_has_no_room_to_be_made_anew_is_told_with_its_place(tmp_path: Path) -> None:
+    index = EmbeddedIndex(tmp_path / "c")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=r"sparse-1: .*; check the disk and try again"):
+            index._sync._new_sparse()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        index.close()
 
 
 def test_killed_ingestion_loses_at_most_the_batch_in_flight(tmp_path: Path, size: Size) -> None:

@@ -193,7 +193,10 @@ class IndexSync:
         """An empty index in a folder that was not used before."""
         numbers = [int(path.name.removeprefix("sparse-")) for path in self.folder.glob("sparse-*")]
         folder = self.folder / f"sparse-{max(numbers, default=-1) + 1}"
-        return SparseIndex(folder, is_writable=True, language=self._language)
+        try:
+            return SparseIndex(folder, is_writable=True, language=self._language)
+        except ValueError as error:  # tantivy raises it for everything, including a full disk
+            raise StorageError(f"{folder}: {error}; check the disk and try again") from error
 
     @property
     def _language(self) -> str:
