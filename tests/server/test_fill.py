@@ -33,6 +33,12 @@ def test_a_template_comes_back_filled(http: httpx.Client) -> None:
     assert http.post(FILL, json=asked).json()["text"] == told["text"]
 
 
+def test_a_slot_is_named_in_any_language(http: httpx.Client) -> None:
+    asked = {"model": MODEL, "template": "Tom was {{größe}}.", "slots": {"größe": {"choices": ["small", "tall"]}}}
+    told = http.post(FILL, json=asked).json()
+    assert told["text"] == f"Tom was {told['values']['größe']}."
+
+
 def test_a_schema_comes_back_as_json(http: httpx.Client) -> None:
     told = http.post(FILL, json={"model": MODEL, "json_schema": SCHEMA, "prompt": "Tom was old."}).json()
     assert json.loads(told["text"])["age"] <= 99

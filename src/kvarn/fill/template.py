@@ -15,7 +15,8 @@ from kvarn.structured.constraints import Constraint, Grammar, JsonSchema, Regex
 MAX_SLOTS = 256
 MAX_SLOT_TOKENS = 4096
 MAX_TEMPLATE_CHARACTERS = 1 << 20
-_SLOT = re.compile(r"\{\{\s*([^\W\d][\w.-]{0,63})\s*\}\}")
+SLOT_NAME = r"[^\W\d][\w.-]{0,63}"
+_SLOT = re.compile(rf"\{{\{{\s*({SLOT_NAME})\s*\}}\}}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from kvarn.fill.template import MAX_SLOT_TOKENS, MAX_SLOTS, MAX_TEMPLATE_CHARACTERS
+from kvarn.fill.template import MAX_SLOT_TOKENS, MAX_SLOTS, MAX_TEMPLATE_CHARACTERS, SLOT_NAME
 from kvarn.server.api.diffusion_schema import DiffusionBody
 from kvarn.server.api.openai.sampling_schema import INT31, UsageAnswer
 from kvarn.server.api.schema import Answer, Body
 from kvarn.types import MAX_PRIORITY
 
-SlotName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
+SlotName = Annotated[str, StringConstraints(pattern=rf"^{SLOT_NAME}$")]
 Choice = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
