@@ -231,11 +231,15 @@ def error_text(body: Any) -> str:
 
 async def first_model(address: Address, key: str | None, timeout_s: float) -> str:
     """The id of the first model a server lists."""
-    connection = await Connection.open(address)
     try:
-        answer = await connection.exchange(request_bytes(address, "GET", "/v1/models", key=key), timeout_s)
-    finally:
-        connection.close()
+        connection = await Connection.open(address)
+        try:
+            answer = await connection.exchange(request_bytes(address, "GET", "/v1/models", key=key), timeout_s)
+        finally:
+            connection.close()
+    except OSError as error:
+        reason = error.strerror or str(error) or "it took too long"
+        raise RequestError(f"{address.host_header} did not answer: {reason}; is a server running there?") from None
     try:
         body = json.loads(answer.body)
         if answer.status == 200:

@@ -23,7 +23,7 @@ _REPOSITORY = re.compile(
     r"(?::(?P<selector>[^:@]+))?"
     r"(?:@(?P<revision>[^:@]+))?"
 )
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@-]{0,127}")  # no colon: pypi:package==version is a name
+_ID = re.compile(r"(?!pypi:|hf:)[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from kvarn.bench.connection import Address, Connection, Exchange
 from kvarn.bench.serve import Load, Prompts, run_load, spread
-from kvarn.errors import ConfigError
+from kvarn.errors import ConfigError, RequestError
 from tests.unit.bench.canned import (
     HANG_UP,
     MODELS,
@@ -111,6 +112,13 @@ def test_failures_are_counted_by_kind(answer: Answer, kind: str) -> None:
     assert report["failures"] == {kind: 2}
     assert (report["succeeded"], report["failed"]) == (0, 2)
     assert report["example"].startswith(kind)
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with pytest.raises(RequestError, match=f"{address} did not answer: .*; is a server running there"):
+        asyncio.run(run_load(Load(f"http://{address}", None, num_requests=1)))
 
 
 def test_the_same_bytes_in_any_pieces_count_the_same() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvarn.errors import ConfigError
+from kvarn.server.models.adapters import named_path
 from kvarn.server.models.catalog import model_ids
 
 
@@ -23,6 +24,16 @@ def test_an_id_is_the_last_part_of_a_path_an_alias_or_what_is_given() -> None:
 
 def test_an_id_may_be_given_to_a_remote_name_with_a_version() -> None:
     assert model_ids(["mine=pypi:package==1.2:file"]) == {"mine": "pypi:package==1.2:file"}
+
+
+def test_an_id_may_have_a_tag_as_ollamas_names_do() -> None:
+    assert model_ids(["llama3:8b=/m/a.gguf", "x:latest=b"]) == {"llama3:8b": "/m/a.gguf", "x:latest": "b"}
+    assert named_path("sql:v2=/loras/sql") == ("sql:v2", Path("/loras/sql"))
+
+
+@pytest.mark.parametrize("name", ["pypi:package:dir/a=b.gguf", "hf:org/repo:a=b.gguf"])
+def test_a_remote_name_has_no_id_before_it(name: str) -> None:
+    assert model_ids([name]) == {name: name}
 
 
 def test_a_file_that_is_called_so_is_that_file(tmp_path: Path) -> None:
