@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import signal
 import time
 from collections import Counter
@@ -15,6 +16,9 @@ import openai
 import pytest
 
 from kvarn.server.batches.file_store import FileStore
+from kvarn.server.batches.jobs import BatchJobs
+from kvarn.server.failures import BatchesUnwritable
+from kvarn.server.process.settings import make_config
 from kvarn.types import MAX_PRIORITY
 from tests.chat_model import write_chat_model
 from tests.server.keyed import KeyedServer, events, tiny_keyed
@@ -169,6 +173,42 @@ def test_a_server_without_a_folder_says_so(tmp_path: Path) -> None:
         for path in ("/v1/files", "/v1/batches", "/v1/files/x", "/v1/batches/x"):
             answer = http.get(path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (501, "batches_unavailable")
+
+
+def test_on_a_full_disk_a_batch_fails_in_words_and_leaves_room(tmp_path: Path) -> None:
+    """A limit of each file's bytes stands for it."""
+    text = "".join(line(f"r{n}", max_tokens=100, logprobs=True, top_logprobs=5, ignore_eos=True) for n in range(40))
+    folder = tmp_path / "batches"
+    with tiny_keyed(tmp_path, "--batch-dir", str(folder)) as server:
+        client = client_of(server, "boss")
+        file_id = upload(client, text)
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        failed = ended(client, create(client, file_id).id)
+        assert (failed.status, failed.errors.data[0].code) == ("failed", "storage")
+        assert "cannot be written: File too large; ask its operator" in failed.errors.data[0].message
+        with pytest.raises(openai.InternalServerError, match="cannot be written: File too large") as refused:
+            upload(client, "x" * 200_000)
+        assert refused.value.status_code == 503
+        assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".json", ".data"}
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert ended(client, create(client, file_id).id).status == "completed"
+
+
+def test_a_state_that_cannot_be_kept_is_none(tmp_path: Path) -> None:
+    jobs = BatchJobs(make_config({"batch_dir": tmp_path}))
+    file = jobs.files.put("me", "in.jsonl", "batch", b"{}")
+    job = jobs.create("me", CHAT, file.id, None)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        for change in (lambda: jobs.create("me", CHAT, file.id, None), lambda: jobs.cancel(job)):
+            with pytest.raises(BatchesUnwritable, match="make room"):
+                change()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [(one.id, one.status) for one in jobs.of("me")] == [(job.id, "validating")]
+    jobs.cancel(job)
+    assert job.status == "cancelling"
 
 
 def test_a_file_that_was_being_written_does_not_exist(tmp_path: Path) -> None:

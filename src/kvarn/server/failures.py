@@ -73,6 +73,10 @@ class BatchesUnavailable(errors.RequestError):
     """This server has no folder for files and batches."""
 
 
+class BatchesUnwritable(errors.KvarnError):
+    """The folder for files and batches cannot be written, mostly because the disk is full."""
+
+
 class RetrievalUnavailable(errors.RequestError):
     """This server was installed without what retrieval needs."""
 
@@ -161,6 +165,7 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     NotServable: StatusRule(409, "invalid_request_error", "not_servable"),
     ModelInUse: StatusRule(409, "invalid_request_error", "model_in_use"),
     BatchesUnavailable: StatusRule(501, "api_error", "batches_unavailable"),
+    BatchesUnwritable: StatusRule(503, "api_error", "storage_unavailable"),
     ClientGone: StatusRule(499, "invalid_request_error", "client_closed_request"),
     RetrievalUnavailable: StatusRule(501, "api_error", "retrieval_unavailable"),
     errors.RetrievalError: StatusRule(400, "invalid_request_error", "retrieval_error"),

@@ -12,10 +12,11 @@ from kvarn.errors import StorageQuotaExceeded
 from kvarn.server.access.keys import Principal
 from kvarn.server.batches.answer_log import OK, AnswerLog
 from kvarn.server.batches.batch_run import BatchRun
+from kvarn.server.batches.file_store import unwritable
 from kvarn.server.batches.in_process import InProcess
 from kvarn.server.batches.jobs import MAX_AT_ONCE, WINDOW_S, BatchJob
 from kvarn.server.batches.lines import BatchLine, BrokenLine, LineRules, read_lines
-from kvarn.server.failures import UnknownFile
+from kvarn.server.failures import BatchesUnwritable, UnknownFile
 from kvarn.server.state import ServerState
 from kvarn.types import MAX_PRIORITY
 
@@ -44,10 +45,11 @@ class BatchExecution:
             if job.status != "cancelling":
                 end = await self._answered(job)
             await asyncio.to_thread(self._write_files, job)
-        except (_Stopped, UnknownFile, StorageQuotaExceeded) as error:
+        except (_Stopped, UnknownFile, StorageQuotaExceeded, BatchesUnwritable) as error:
             code = error.args[1] if isinstance(error, _Stopped) else "storage"
             job.error = {"code": code, "message": str(error.args[0]), "param": None, "line": None}
             end = "failed"
+            jobs.log_path(job).unlink(missing_ok=True)  # on a full disk, room for what follows
         jobs.move(job, end)
         jobs.log_path(job).unlink(missing_ok=True)
 
@@ -71,7 +73,8 @@ class BatchExecution:
                 _expire(log, read_lines(file, rules))
                 return "expired"
             except ExceptionGroup as group:  # of the workers: the first is why
-                raise group.exceptions[0] from None
+                first = group.exceptions[0]
+                raise (unwritable(log.path, first) if isinstance(first, OSError) else first) from None
             finally:
                 job.num_answered, job.num_failed = len(log), log.num_failed
         jobs.move(job, "finalizing")

@@ -8,6 +8,7 @@ Each file has one owner, the fingerprint of a key; nobody else finds it. For any
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import threading
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.errors import ConfigError, StorageQuotaExceeded
-from kvarn.server.failures import UnknownFile
+from kvarn.server.failures import BatchesUnwritable, UnknownFile
 
+log = logging.getLogger("kvarn.server")
 MAX_FILES = 1000  # of one key
 MAX_SHARE = 2  # one of several keys may hold 1 / MAX_SHARE of all bytes
 MAX_NAME = 255
@@ -43,13 +45,24 @@ class UploadedFile:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The whole of it or nothing, also if the machine fails."""
+    """The whole of it or nothing, also if the machine fails; on a full disk nothing of it is left."""
     part = path.with_name(path.name + ".part")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise unwritable(path, error) from None
+
+
+def unwritable(path: Path, error: OSError) -> BatchesUnwritable:
+    """What clients are told when a file cannot be written; where it lies is for the log."""
+    log.error("%s cannot be written: %s", path, error.strerror)
+    words = "the server's folder of batches cannot be written"
+    return BatchesUnwritable(f"{words}: {error.strerror}; ask its operator to make room, then try again")
 
 
 class FileStore:
@@ -76,7 +89,11 @@ class FileStore:
         with self._lock:
             self._require_room(owner, len(data))
             write_atomically(self.path(stored), data)
-            write_atomically(self._folder / f"{stored.id}.json", json.dumps(asdict(stored)).encode())
+            try:
+                write_atomically(self._folder / f"{stored.id}.json", json.dumps(asdict(stored)).encode())
+            except BatchesUnwritable:
+                self.path(stored).unlink(missing_ok=True)
+                raise
             self._files[stored.id] = stored
         return stored
 

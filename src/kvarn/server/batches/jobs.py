@@ -14,13 +14,13 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kvarn.errors import ConfigError, InvalidParameter, RateLimited
 from kvarn.server.batches.file_store import FileStore, write_atomically
-from kvarn.server.failures import BatchesUnavailable, UnknownBatch
+from kvarn.server.failures import BatchesUnavailable, BatchesUnwritable, UnknownBatch
 from kvarn.server.process.settings import ServerConfig
 
 log = logging.getLogger("kvarn.server")
@@ -128,8 +128,8 @@ class BatchJobs:
             raise RateLimited(words, retry_after_s=60.0, reason="batches", headers={})
         self._forget_oldest(owner)
         job = BatchJob(f"batch_{secrets.token_hex(12)}", owner, endpoint, file.id, int(time.time()), metadata=metadata)
-        self._jobs[job.id] = job
         self.save(job)
+        self._jobs[job.id] = job
         self._begin(job)
         return job
 
@@ -157,10 +157,10 @@ class BatchJobs:
         self._begin(job)
 
     def move(self, job: BatchJob, status: str) -> None:
-        """Note a new state, also on disk."""
-        job.status = status
-        job.times[status] = int(time.time())
-        self.save(job)
+        """Note a new state, on disk first: one that cannot be kept there is none."""
+        times = {**job.times, status: int(time.time())}
+        self.save(replace(job, status=status, times=times))
+        job.status, job.times = status, times
 
     def save(self, job: BatchJob) -> None:
         write_atomically(self._folder / f"{job.id}.json", json.dumps(asdict(job)).encode())
@@ -192,7 +192,10 @@ class BatchJobs:
         except Exception as error:
             log.error("batch %s failed: %s", job.id, type(error).__name__, exc_info=error)
             job.error = {"code": "server_error", "message": "the server failed on this batch; it was logged"}
-            self.move(job, "failed")
+            try:
+                self.move(job, "failed")
+            except BatchesUnwritable as unkept:  # the next start goes on with it
+                job.status, job.error = "failed", {"code": "storage", "message": str(unkept)}
 
     def _forget_oldest(self, owner: str) -> None:
         ended = [one for one in self.of(owner) if one.has_ended]
