@@ -11,8 +11,9 @@ from tests.rules.tree import ROOT, imported_modules, shown, syntax
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-# Calls that raise when what they look at is wrong: of pytest, of numpy.testing, and the package's consistency checks.
+# Calls that raise when what they look at is wrong: of pytest, numpy.testing and Playwright, and the package's checks.
 RAISING = {"raises", "warns", "fail", "assert_array_equal", "assert_allclose", "check"}
+RAISING |= {"wait_for_selector", "wait_for_function"}  # what does not come in time
 
 
 def test_every_test_asserts_something() -> None:
