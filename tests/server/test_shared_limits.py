@@ -284,13 +284,16 @@ def test_nothing_is_lost_and_nothing_counts_twice_whatever_redis_does(redis: Red
             await break_now_and_then(size(5, 30))
             over.set()
             await asyncio.gather(*clients)
-            await until(lambda: not any(one.observer.is_away for one in three))
-            await asyncio.sleep(3 * QUICK.beat_s)  # all have told what they had to tell
-            for one in three:
-                assert await one.enter(alice) is not None
             assert len(used) > 100
+            num_asked = 0
+            while num_asked == 0 or any(one.observer.is_away for one in three):  # on a busy machine Redis may be late
+                await until(lambda: not any(one.observer.is_away for one in three))
+                await asyncio.sleep(3 * QUICK.beat_s)  # all have told what they had to tell
+                for one in three:
+                    assert await one.enter(alice) is not None
+                    num_asked += 1
             assert {one.left(alice, "tokens") for one in three} == {limit - sum(used)}
-            assert three[-1].left(alice, "requests") == 10**5 - len(used) - len(three)
+            assert three[-1].left(alice, "requests") == 10**5 - len(used) - num_asked
 
     run(test)
 

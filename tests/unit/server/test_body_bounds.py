@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 
 from kvarn.errors import RequestError
-from kvarn.server.api.schema import MAX_FOREIGN, Body, InvalidField
+from kvarn.server.api.schema import BODIES, MAX_FOREIGN, Body, InvalidField
 from kvarn.server.api.validation import parse
 from kvarn.server.app import ROUTES
 from kvarn.server.failures import BadBody
@@ -45,9 +45,7 @@ SHAPES: dict[str, Callable[[int], Any]] = {
 
 def bodies() -> dict[str, type[Body]]:
     """The models of all routes' bodies, by name."""
-    by_title = {model.__name__: model for model in _subclasses(Body)}
-    schemas = [schema for _, schema in schemas_of_routes()]
-    return {schema["title"]: by_title[schema["title"]] for schema in schemas}
+    return {schema["title"]: BODIES[schema["title"]] for _, schema in schemas_of_routes()}
 
 
 def schemas_of_routes() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -56,13 +54,7 @@ def schemas_of_routes() -> Iterator[tuple[str, dict[str, Any]]]:
             if isinstance(route, APIRoute) and "requestBody" in (route.openapi_extra or {}):
                 content = (route.openapi_extra or {})["requestBody"]["content"]
                 if "application/json" in content:  # a form is taken apart by its route
-                    yield route.path, content["application/json"]["schema"]
-
-
-def _subclasses(model: type[Body]) -> Iterator[type[Body]]:
-    for one in model.__subclasses__():
-        yield one
-        yield from _subclasses(one)
+                    yield route.path, BODIES[content["application/json"]["schema"]["title"]].model_json_schema()
 
 
 def places(schema: dict[str, Any], definitions: dict[str, Any], depth: int = 0) -> Iterator[tuple[str, Place]]:
