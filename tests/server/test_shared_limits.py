@@ -159,6 +159,23 @@ def test_a_frozen_redis_delays_nobody_and_opens_nothing(redis: RedisServer, reco
     run(test)
 
 
+def test_what_a_late_redis_counts_for_a_request_that_was_given_up_is_taken_back(redis: RedisServer) -> None:
+    async def test() -> None:
+        alice, replica = caller(requests_per_min=3), Replica(redis, is_closed_when_away=True, timeout_s=TIMEOUT_S)
+        await replica.limits.start()
+        assert len(await enter_all([replica], 1, requests_per_min=3)) == 1
+        await asyncio.sleep(1.1)  # into a second in which this replica takes nothing
+        redis.freeze()
+        with pytest.raises(LimitsUnavailable):
+            await replica.limits.enter(alice)
+        redis.thaw()  # the command was sent: it is carried out now
+        await all_back([replica])
+        assert len(await enter_often([replica], 5, requests_per_min=3)) == 2
+        await replica.limits.close()
+
+    run(test)
+
+
 @pytest.mark.parametrize("fault", ["restart", "empty"])
 def test_a_redis_that_lost_everything_is_told_all_again(redis: RedisServer, fault: str) -> None:
     async def test() -> None:

@@ -58,6 +58,7 @@ class SharedAccount:
         self.lock = asyncio.Lock()
         self.synced_at: float | None = None  # when Redis last answered; None: it may know nothing, or wrong things
         self.changed: set[int] = set()  # own seconds that Redis does not know as they are
+        self.asked: set[int] = set()  # own seconds in which Redis may have counted what was given up since
         self.is_divided = False  # the limits of own are a part of the tier's
         self.num_entering = 0
         self.is_flushing = False  # Redis is about to be told
@@ -74,6 +75,7 @@ class SharedAccount:
         """What this replica has taken."""
         self.own.requests.expire(now)
         self.own.tokens.expire(now)
+        self.asked = {second for second in self.asked if now - second <= WINDOW_S + 1}
         return self.own.requests.total, self.own.tokens.total, self.own.num_running
 
     def is_idle(self, now: float) -> bool:
@@ -86,7 +88,7 @@ class SharedAccount:
     def is_due(self, now: float, renew_s: float) -> bool:
         """Whether Redis should be told something: what changed, or that its requests still run."""
         if self.synced_at is None:
-            return not self.own.is_idle(now)
+            return bool(self.asked) or not self.own.is_idle(now)
         return bool(self.changed) or (self.own.num_running > 0 and now - self.synced_at > renew_s)
 
     def take_keys(self, second: int, told: Sequence[int], offset_s: int) -> list[str]:
@@ -111,7 +113,7 @@ class SharedAccount:
         """Own seconds that Redis must hear of: those that changed, or all."""
         self.use(now)
         charged = {*self.own.requests.charged(), *self.own.tokens.charged()}
-        return sorted(charged if self.synced_at is None else charged & self.changed)
+        return sorted(charged | self.asked if self.synced_at is None else charged & self.changed)
 
     def observe(self, reply: TakeReply, taken: Wanted, offset_s: int, now: float) -> None:
         """Note what all have taken; taken: what this call has added, which own does not have yet."""
@@ -122,6 +124,7 @@ class SharedAccount:
             max(0, reply.running - running - taken.num_slots),
         )
         self._heard_at = self.synced_at = now
+        self.asked.clear()  # it was told what these seconds have, and refuses whatever comes late
         self._newest = (reply.newest[0] - offset_s, reply.newest[1] - offset_s)
         if reply.status != "ok":
             self.seen.requests.load({at - offset_s: amount for at, amount in reply.charged[0].items() if amount})

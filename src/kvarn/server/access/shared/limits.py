@@ -169,6 +169,7 @@ class SharedLimits:
         arguments = head + shared.take_arguments(wanted, second, told, offset_s)
         keys = shared.take_keys(second, told, offset_s)
         shared.changed.clear()
+        shared.asked.add(second)
         shared.synced_at = None  # until it is known that it arrived: else all is told again
         reply = read_reply(await self._store.take(keys, arguments))
         self._observer.limits_asked(time.perf_counter() - began)
