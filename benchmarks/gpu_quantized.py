@@ -30,7 +30,7 @@ from kvarn.backends.torch.cuda.choose import CANDIDATES, Pick, _compute, replay_
 from kvarn.backends.torch.cuda.matmul import Epilogue
 from kvarn.backends.torch.cuda.quantized.matmuls import TILINGS, QuantizedMatmuls
 from kvarn.backends.torch.cuda.quantized.matmuls import tilings as listed
-from kvarn.backends.torch.cuda.quantized.pack import PACKINGS, QuantizedMatrix, pack, stack
+from kvarn.backends.torch.cuda.quantized.pack import PACKINGS, PackedMatrix, QuantizedMatrix, pack, pack_float8, stack
 from kvarn.backends.torch.cuda.quantized.products import (
     ONE_ROW_TILINGS,
     AnyTiling,
@@ -59,6 +59,7 @@ SWEPT = (  # type, columns, depth, epilogue, type of the product: Llama-8B in Q4
     (T.Q6_K, 128256, 4096, STORE, F32),
 )
 OTHERS = tuple((type, 28672, 4096, STORE, BF16) for type in (T.Q4_0, T.Q5_K, T.Q8_0))
+FLOAT8_NAME = "F8_E4M3"
 CHECKED = ((STORE, BF16), (ADD, BF16), (GATED, BF16), (STORE, F32))
 Case = tuple[T, int, int, Epilogue, torch.dtype]
 
@@ -101,7 +102,26 @@ def compile_all(cases: tuple[Case, ...]) -> None:
     print(f"{len(jobs)} kernels compiled in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
-def check_all(types: list[T]) -> None:
+def float8(columns: int, depth: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Random codes of E4M3 and scales, one for 32 columns."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    codes = torch.randint(0, 256, (columns, depth), dtype=torch.uint8, device="cuda", generator=generator)
+    codes[(codes & 127) == 127] = 0x80  # no numbers
+    return codes, 1e-3 * (1 + torch.rand(columns, depth // 32, device="cuda", generator=generator))
+
+
+def made(type: str, columns: int, depth: int, seed: int = 0) -> tuple[Tensor, PackedMatrix]:
+    """The values of a random matrix, and what kernels read of it."""
+    if type != FLOAT8_NAME:
+        raw = stored(T[type], columns, depth, seed)
+        return dequantize(raw, T[type], (columns, depth), F32), pack(raw, T[type], (columns, depth))
+    codes, scales = float8(columns, depth, seed)
+    packed = pack_float8(codes, scales)
+    assert packed is not None, "these can be packed"
+    return codes.view(torch.float8_e4m3fn).float() * scales.repeat_interleave(32, dim=1), packed
+
+
+def check_all(types: list[str]) -> None:
     jobs = [(type, index) for type in types for index in range(len(CHECKED))]
     with ProcessPoolExecutor(14, get_context("spawn")) as pool:
         for found in pool.map(check_type, jobs):
@@ -112,22 +132,21 @@ def check_all(types: list[T]) -> None:
         print(f"FAIL {name}: {RESULTS['checks'][name]}"[:300], flush=True)
 
 
-def check_type(job: tuple[T, int]) -> dict[str, str]:
+def check_type(job: tuple[str, int]) -> dict[str, str]:
     """In a process of its own: one type and one epilogue; what is wrong, by name."""
     type, (epilogue, dtype) = job[0], CHECKED[job[1]]
     shapes = ((512, 4096), (4096, 1280), (300, 2560), (384, 1120))
     found: dict[str, str] = {}
-    for columns, depth in shapes if type.block_values == 32 else shapes[:3]:
-        name, is_first = f"{type.name} {columns}x{depth} {epilogue.name} {dtype}", columns == shapes[0][0]
-        raw = stored(type, columns, depth, seed=columns)
-        dense, matrix = dequantize(raw, type, (columns, depth), F32), pack(raw, type, (columns, depth))
+    for columns, depth in shapes[:3] if type.endswith("_K") else shapes:
+        name, is_first = f"{type} {columns}x{depth} {epilogue.name} {dtype}", columns == shapes[0][0]
+        dense, matrix = made(type, columns, depth, seed=columns)
         packed = values(matrix, BF16)
         error = float((packed.float() - dense).norm() / dense.norm())
         found[f"{name} values"] = "" if error < MAX_ERROR else f"{error:.5f}"
         ids = torch.randint(0, columns, (37,), device="cuda")
         looked_up = write_values(matrix, torch.empty(37, depth, dtype=BF16, device="cuda"), ids=ids)
         found[f"{name} lookup"] = "" if torch.equal(looked_up, packed[ids]) else "differs"
-        matmuls, scratch = QuantizedMatmuls(), PieceSums.new(raw.device)
+        matmuls, scratch = QuantizedMatmuls(), PieceSums.new(dense.device)
         parts = QuantizedMatrix(tuple(stack([matrix, dense.to(BF16), matrix])), BF16)
         listed = (*TILINGS.values(), ONE_ROW_TILINGS)
         picks = [one for some in listed for one in (some if is_first else (*some[:2], *some[-7::3]))]
@@ -304,7 +323,8 @@ def main() -> None:
                 traceback.print_exc()
         print(f"-- times after {time.perf_counter() - begun:.0f} s", flush=True)
     if "check" in parts:
-        check_all([type for type in PACKINGS if not given.type or type.name in given.type])
+        types = [*(type.name for type in PACKINGS), FLOAT8_NAME]
+        check_all([type for type in types if not given.type or type in given.type])
         print(f"-- checks after {time.perf_counter() - begun:.0f} s", flush=True)
     if "kl" in parts:
         measure_kl(given.model)

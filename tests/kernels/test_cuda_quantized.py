@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 products = interpreted("quantized.products")
 
 from kvarn.backends.torch.cuda.matmul import Epilogue  # noqa: E402
-from kvarn.backends.torch.cuda.quantized.pack import PACKINGS, pack  # noqa: E402
+from kvarn.backends.torch.cuda.quantized.pack import PACKINGS, pack, pack_float8  # noqa: E402
 from kvarn.backends.torch.dequantize import dequantize  # noqa: E402
 from tests.parity.test_torch_packing import _stored  # noqa: E402
 
@@ -40,6 +40,24 @@ def test_products_are_those_of_the_values_and_pieces_may_be_shared(type: TensorT
     assert not scratch.finished.any()
     out = products.multiply_values(x, values, torch.full((9, COLUMNS), float("nan")), Epilogue.STORE)
     assert float((out - wanted).norm() / wanted.norm()) < 1e-6
+
+
+def test_products_of_matrices_in_fp8_are_those_of_their_values() -> None:
+    generator = torch.Generator().manual_seed(3)
+    codes = torch.randint(0, 256, (COLUMNS, DEPTH), dtype=torch.uint8, generator=generator)
+    codes[(codes & 127) == 127] = 0x80
+    scales = torch.rand((COLUMNS, DEPTH // 32), generator=generator) * 0.01
+    matrix = pack_float8(codes, scales)
+    dense = codes.view(torch.float8_e4m3fn).float() * scales.repeat_interleave(32, dim=1)
+    values = products.values(matrix, torch.float32)  # rounded towards zero where kernels are interpreted
+    assert float((values - dense).abs().max() / dense.abs().max()) < 0.01
+    assert float((values - dense).norm() / dense.norm()) < 0.005
+    x = torch.randn(9, DEPTH, generator=generator)
+    wanted, scratch = x.double() @ values.double().T, products.PieceSums.new(torch.device("cpu"))
+    for tiling in TILINGS:
+        out = torch.full((9, COLUMNS), float("nan"))
+        products.multiply_packed(x, matrix, out, Epilogue.STORE, tiling, scratch)
+        assert float((out - wanted).norm() / wanted.norm()) < 1e-6
 
 
 @pytest.mark.parametrize("epilogue", [Epilogue.ADD, Epilogue.SILU_GATED], ids=lambda e: e.name)

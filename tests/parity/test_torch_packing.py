@@ -65,6 +65,40 @@ def test_packing_costs_what_is_planned(type: TensorType) -> None:
     assert num_bytes <= 1.12 * type.num_bytes(8 * 4096)
 
 
+def test_numbers_in_fp8_stay_what_they_are_but_for_the_rounding_of_scales() -> None:
+    codes = torch.arange(256, dtype=torch.uint8).repeat(6).view(3, 512)
+    codes[(codes & 127) == 127] = 0  # no number
+    numbers = codes.view(torch.float8_e4m3fn).float()
+    for shape in ((1, 1), (3, 1), (3, 16)):
+        scales = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 0.01
+        matrix = packing.pack_float8(codes, scales)
+        values = _float8_values(matrix)
+        spread = scales.to(torch.bfloat16).float().expand(3, shape[1])
+        wanted = (numbers.view(3, shape[1], -1) * spread[..., None]).view(3, 512).to(torch.bfloat16)
+        assert torch.equal(values, wanted)
+        assert wanted.unique().numel() > 250
+
+
+def test_what_bfloat16_does_not_hold_stays_floats() -> None:
+    codes = torch.full((2, 64), 0x40, dtype=torch.uint8)
+    assert packing.pack_float8(codes, torch.full((1, 1), 300.0)) is None
+    codes[1, 3] = 0xFF
+    assert packing.pack_float8(codes, torch.ones(1, 1)) is None
+
+
+def test_fp8_costs_what_is_planned() -> None:
+    packed = packing.pack_float8(torch.zeros((8, 4096), dtype=torch.uint8), torch.ones(1, 1))
+    assert sum(one.numel() * one.element_size() for one in packed.planes) == 8 * 4096 * packing.FLOAT8.value_bytes
+
+
+def _float8_values(matrix: packing.PackedMatrix) -> Tensor:
+    """As the kernels make them: the bits of a number among those of a bfloat16, times the scale."""
+    codes = _fields(matrix.low, 8).int()
+    bits = (codes & 0x7F) << 4 | (codes & 0x80) << 8
+    numbers = bits.to(torch.int16).view(torch.bfloat16)
+    return (numbers * _scales(matrix)[0].to(torch.bfloat16))[:, : matrix.shape[1]]
+
+
 def _stored(type: TensorType, count: int) -> Tensor:
     """Random blocks with finite scales."""
     rng = np.random.default_rng(type.id)

@@ -97,7 +97,7 @@ def device_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig)
         dense = DenseWeights(weights, TensorType.BF16 if is_half else TensorType.F32)
         if config.num_ranks > 1 or not device.packed_types or config.gpu_weights == "bf16":
             return dense
-        return DenseWeights(weights, TensorType.BF16, device.packed_types)
+        return DenseWeights(weights, TensorType.BF16, device.packed_types, device.float8_bytes)
     return held_weights(spec, weights, config)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvarn.formats.quants import dequantize, quantize
 from kvarn.formats.weight_proxy import WeightProxy
-from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
+from kvarn.formats.weights import TensorInfo, TensorType, WeightSource, float8_of
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 
@@ -36,12 +36,20 @@ class Q8Weights(WeightProxy):
 
 class DenseWeights(WeightProxy):
     """A WeightSource whose matrices appear as type, one of the float types; norms and biases stay as they are, and so
-    do matrices of the types in kept, but for stacks of them and the inputs of layers. kept: bytes of a value."""
+    do matrices of the types in kept, and with float8_bytes those stored in FP8, but for stacks of them and the inputs
+    of layers. kept, float8_bytes: bytes of a value."""
 
-    def __init__(self, source: WeightSource, type: TensorType, kept: Mapping[TensorType, float] | None = None) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        type: TensorType,
+        kept: Mapping[TensorType, float] | None = None,
+        float8_bytes: float | None = None,
+    ) -> None:
         self._type = type
         self.stored = source  # as the file has them
         self.kept = kept = kept or {}
+        self._float8_bytes = float8_bytes
         matrices = {
             name: info
             for name, info in source.tensors.items()
@@ -49,15 +57,19 @@ class DenseWeights(WeightProxy):
             and info.type != type
             and (len(info.shape) > 2 or info.type not in kept or name.startswith("per_layer_"))
         }
+        keeps = float8_bytes is not None
+        self.float8_names = frozenset(name for name in matrices if keeps and _is_float8(source, name))
         super().__init__(source, {name: replace(info, type=type) for name, info in matrices.items()})
 
     @property
     def held_bytes(self) -> int:
         """What is held in memory, where kept types may take other bytes than in the file."""
-        infos = self.tensors.values()
-        return sum(
-            int(self.kept[info.type] * info.num_values) if info.type in self.kept else info.num_bytes for info in infos
-        )
+        return sum(map(self._held_bytes, self.tensors.values()))
+
+    def _held_bytes(self, info: TensorInfo) -> int:
+        if info.name in self.float8_names and self._float8_bytes is not None:
+            return int(self._float8_bytes * info.num_values)
+        return int(self.kept[info.type] * info.num_values) if info.type in self.kept else info.num_bytes
 
     def _changed_raw(self, name: str) -> npt.NDArray[np.uint8]:
         return quantize(self._source.array(name), self._type)
@@ -114,6 +126,10 @@ class FilledWeights(WeightProxy):
 
     def _changed_array(self, name: str) -> npt.NDArray[np.float32]:
         return np.full(self.tensors[name].shape, self._value, np.float32)
+
+
+def _is_float8(source: WeightSource, name: str) -> bool:
+    return not name.startswith("per_layer_") and float8_of(source, name) is not None
 
 
 def _is_requantized(info: TensorInfo) -> bool:

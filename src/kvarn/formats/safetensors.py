@@ -25,7 +25,7 @@ from kvarn.formats.quantized_folders.matrix import StoredTensor
 from kvarn.formats.quantized_folders.methods import KEYS, find_quantized
 from kvarn.formats.quants import dequantize
 from kvarn.formats.strict_json import MAX_JSON_BYTES, parse_object, read_object
-from kvarn.formats.weights import TensorInfo, TensorType
+from kvarn.formats.weights import Float8Matrix, TensorInfo, TensorType
 
 _TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 _BITS = {
@@ -200,6 +200,10 @@ class SafetensorsFolder:
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         made = self._quantized.tensors.get(name)
         return self._owners[name].raw(name) if made is None else made.raw()
+
+    def float8(self, name: str) -> Float8Matrix | None:
+        made = self._quantized.tensors.get(name)
+        return None if made is None or made.float8 is None else made.float8()
 
     def array(self, name: str) -> npt.NDArray[np.float32]:
         made, info = self._quantized.tensors.get(name), self._tensors[name]

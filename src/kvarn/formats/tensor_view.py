@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.errors import FormatError
-from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
+from kvarn.formats.weights import Float8Matrix, TensorInfo, TensorType, WeightSource, float8_of
 
 Change = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
@@ -111,6 +111,15 @@ class WeightView:
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self._tensors
+
+    def float8(self, name: str) -> Float8Matrix | None:
+        """Of a matrix that is one run of rows of a stored one."""
+        entry = self.entries[name]
+        if entry.change is not None or len(entry.parts) != 1 or len(entry.info.shape) != 2:
+            return None
+        (part,) = entry.parts
+        found = float8_of(self.source, part.tensor)
+        return None if found is None else found.rows(part.first, part.num_rows)
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         entry = self.entries[name]

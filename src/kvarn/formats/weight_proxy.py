@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.formats.weights import TensorInfo, WeightSource, conversions
+from kvarn.formats.weights import Float8Matrix, TensorInfo, WeightSource, conversions, float8_of
 
 
 class WeightProxy:
@@ -30,6 +30,9 @@ class WeightProxy:
     @property
     def conversions(self) -> tuple[str, ...]:
         return conversions(self._source)
+
+    def float8(self, name: str) -> Float8Matrix | None:
+        return None if name in self._changed else float8_of(self._source, name)
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         return self._changed_raw(name) if name in self._changed else self._source.raw(name)

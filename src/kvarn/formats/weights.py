@@ -98,6 +98,28 @@ class WeightSource(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Float8Matrix:
+    """A matrix as its file has it in FP8: codes of E4M3, (rows, columns) bytes, and what they are multiplied by.
+
+    scales: (rows or 1, columns / 32 or 1); each is of 32 columns, or of a whole row.
+    """
+
+    codes: npt.NDArray[np.uint8]
+    scales: npt.NDArray[np.float32]
+
+    def rows(self, first: int, count: int) -> Float8Matrix:
+        some = slice(first, first + count)
+        return Float8Matrix(self.codes[some], self.scales[some] if len(self.scales) > 1 else self.scales)
+
+
+def float8_of(source: WeightSource, name: str) -> Float8Matrix | None:
+    """A matrix that its file has in FP8, and that appears as F16; others, and most sources, have none."""
+    find = getattr(source, "float8", None)
+    found: Float8Matrix | None = None if find is None else find(name)
+    return found
+
+
 def conversions(source: WeightSource) -> tuple[str, ...]:
     """What tensors of types without kernels are run as and what that loses, a line each; most sources have none."""
     found: tuple[str, ...] = getattr(source, "conversions", ())

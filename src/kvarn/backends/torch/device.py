@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvarn.backends.torch.cuda.quantized.pack import PACKINGS
+from kvarn.backends.torch.cuda.quantized.pack import FLOAT8, PACKINGS
 from kvarn.errors import BackendError, ConfigError, DeviceLost
 from kvarn.formats.weights import TensorType
 from kvarn.machine import MemoryAvailable, available_memory
@@ -51,6 +51,11 @@ class Device:
         Triton's."""
         has_kernels = self.kind == "cuda" and find_spec("triton")
         return {type: packing.value_bytes for type, packing in PACKINGS.items()} if has_kernels else {}
+
+    @property
+    def float8_bytes(self) -> float | None:
+        """Bytes of a value of matrices that stay in FP8 there; None: they do not."""
+        return FLOAT8.value_bytes if self.packed_types else None
 
     @property
     def title(self) -> str:

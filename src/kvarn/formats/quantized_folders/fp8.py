@@ -6,11 +6,13 @@ X.input_scale and X.activation_scale are for kernels that quantise their inputs 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from kvarn.checks import short
-from kvarn.formats.quantized_folders.matrix import FLOATS, Floats, Folder, Quantized, QuantizedTensor, floats
-from kvarn.formats.weights import TensorInfo, TensorType
+from kvarn.formats.quantized_folders.matrix import BLOCK, FLOATS, Floats, Folder, Quantized, QuantizedTensor, floats
+from kvarn.formats.weights import Float8Matrix, TensorInfo, TensorType
 
 SCALES = ("weight_scale", "weight_scale_inv")
 INPUT_SCALES = (".input_scale", ".activation_scale")
@@ -28,9 +30,13 @@ def find(folder: Folder) -> Quantized:
 
 
 def quantized_floats(folder: Folder, tensors: dict[str, QuantizedTensor]) -> Quantized:
-    """FP8 matrices, which are run as float16: with a note, and without the scales of inputs."""
+    """FP8 matrices, which CPUs run as float16: with a note, and without the scales of inputs."""
     unread = frozenset(name for name in folder.tensors if name.endswith(INPUT_SCALES))
-    notes = ("FP8 weights are run as F16: values are rounded to 11 bits",) if tensors else ()
+    notes = (
+        ("FP8 weights are run as F16: values are rounded to 11 bits (on an NVIDIA GPU: as they are, scales to 8)",)
+        if tensors
+        else ()
+    )
     return Quantized(tensors, unread, notes)
 
 
@@ -58,7 +64,16 @@ def scaled(folder: Folder, name: str, block: tuple[int, int] | None) -> Quantize
         spread: Floats = np.repeat(of_rows, block[1], axis=1)[:, :columns]
         return values * spread
 
-    return floats(TensorInfo(name, TensorType.F16, (rows, columns)), (name, scale), dense)
+    def float8() -> Float8Matrix:
+        scales = folder.finite(scale)
+        if block is None:
+            return Float8Matrix(folder.read(name), scales.reshape(-1, 1))
+        of_rows = scales[np.arange(rows) // block[0]]
+        return Float8Matrix(folder.read(name), of_rows[:, np.arange(0, columns, BLOCK) // block[1]])
+
+    tensor = floats(TensorInfo(name, TensorType.F16, (rows, columns)), (name, scale), dense)
+    has_blocks = columns % BLOCK == 0 and (block is None or block[1] % BLOCK == 0)
+    return replace(tensor, float8=float8) if has_blocks else tensor
 
 
 def _e4m3(code: int) -> float:

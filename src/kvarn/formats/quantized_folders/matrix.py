@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.block_quants import pack_bits, pack_nibbles
-from kvarn.formats.weights import TensorInfo, TensorType
+from kvarn.formats.weights import Float8Matrix, TensorInfo, TensorType
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -99,13 +99,15 @@ class IntegerMatrix:
 class QuantizedTensor:
     """A tensor of the folder: what it appears as, of which stored ones it is made; how rows of it are read.
 
-    packed: the bytes of info.type; dense: exact floats. Rows are those of (rows, last axis).
+    packed: the bytes of info.type; dense: exact floats. Rows are those of (rows, last axis). float8: as it is stored,
+    where that is FP8 with a scale for at least 32 columns.
     """
 
     info: TensorInfo
     parts: tuple[str, ...]
     packed: Callable[[slice], Bytes]
     dense: Callable[[slice], Floats]
+    float8: Callable[[], Float8Matrix] | None = None
 
     def raw(self) -> Bytes:
         """All bytes, flat."""

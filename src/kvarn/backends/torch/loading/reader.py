@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvarn.backends.torch.cuda.quantized.pack import PACKINGS, PackedMatrix, QuantizedMatrix, pack, stack
+from kvarn.backends.torch.cuda.quantized.pack import (
+    PACKINGS,
+    PackedMatrix,
+    QuantizedMatrix,
+    pack,
+    pack_float8,
+    stack,
+)
 from kvarn.backends.torch.dequantize import dequantize
 from kvarn.backends.torch.device import Device
 from kvarn.backends.torch.loading.staging import Staging
 from kvarn.backends.torch.weights import ExpertStack, Linear, NormWeights
 from kvarn.formats.recast_weights import DenseWeights
-from kvarn.formats.weights import TensorType, WeightSource
+from kvarn.formats.weights import TensorType, WeightSource, float8_of
 from kvarn.models.spec import Norm
 
 FLOATS = {TensorType.F32: torch.float32, TensorType.F16: torch.float16, TensorType.BF16: torch.bfloat16}
@@ -29,6 +37,7 @@ class WeightReader:
         self._source = source.stored if isinstance(source, DenseWeights) else source  # made dense on the device
         self._device = device
         self._packed = _packed_types(source) if packs else ()
+        self._float8 = source.float8_names if packs and isinstance(source, DenseWeights) else frozenset()
         self._progress = progress
         self._total = sum(info.num_bytes for info in self._source.tensors.values())
         self._done = 0
@@ -78,12 +87,23 @@ class WeightReader:
 
     def _pack(self, name: str) -> PackedMatrix | Tensor:
         info = self._source.tensors[name]
+        if name in self._float8 and (float8 := self._pack_float8(name)) is not None:
+            return float8
         if info.type not in self._packed or not info.num_bytes:
             return self._read(name, self._device.dtype)
         columns, depth = info.shape
         packed = pack(self._raw(name), info.type, (columns, depth))
         self.has_packed = True
         self._finish(name)
+        return packed
+
+    def _pack_float8(self, name: str) -> PackedMatrix | None:
+        stored = float8_of(self._source, name)
+        assert stored is not None, "counted as kept"
+        packed = pack_float8(self._copy(stored.codes), torch.from_numpy(stored.scales.copy()))
+        if packed is not None:
+            self.has_packed = True
+            self._finish(name)
         return packed
 
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -99,7 +119,9 @@ class WeightReader:
         return values
 
     def _raw(self, name: str) -> Tensor:
-        raw = self._source.raw(name)
+        return self._copy(self._source.raw(name))
+
+    def _copy(self, raw: npt.NDArray[np.uint8]) -> Tensor:
         if self._staging is not None:
             return self._staging.copy(raw)
         return torch.from_numpy(np.array(raw)).to(self._device.torch_device)

@@ -273,4 +273,4 @@ def _name(key: Key) -> str:
 
 
 def _key(x: Tensor, part: PackedMatrix, epilogue: Epilogue, dtype: torch.dtype) -> Key:
-    return len(x), *part.shape, part.type.name, int(epilogue), dtype
+    return len(x), *part.shape, part.type_name, int(epilogue), dtype

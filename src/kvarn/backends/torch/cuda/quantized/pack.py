@@ -9,7 +9,8 @@ shape, and no value changes its thread:
     scales (segments, columns, groups)       a bfloat16 for each group of 32 or 16 values; with minima int32, both
 
 A value is what one rounding gives: bfloat16(scale x (integer - zero) + minimum), where scale and minimum have been
-rounded to bfloat16 before, the minimum so that it makes up for the scale's error at the middle of the integers.
+rounded to bfloat16 before, the minimum so that it makes up for the scale's error at the middle of the integers. Bytes
+may also be numbers in FP8: value = bfloat16(scale x number).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from kvarn.formats.weights import TensorType
 
 PIECE = 1024  # values of a column that are one chain of sums
 CHUNK_VALUES = 1 << 24  # temporaries stay small beside the result
+E4M3 = -1  # as the integer that means 0: bytes are numbers, four bits of exponent and three of mantissa
+E4M3_SHIFT = 120.0  # what the exponents of those numbers lack when their bits stand in a bfloat16: scales have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,6 @@ class Packing:
     bits: int
     zero: int
     group: int
-    quants: Callable[[Tensor], Tensor]  # (blocks, bytes) -> (blocks, values) uint8
-    scales: Callable[[Tensor], tuple[Tensor, Tensor | None]]  # -> (blocks, groups) float32, and the minima
     has_min: bool = False
 
     @property
@@ -68,15 +69,12 @@ class Packing:
 class PackedMatrix:
     """(columns, depth) values of one type."""
 
-    type: TensorType
+    type_name: str
+    packing: Packing
     shape: tuple[int, int]
     low: Tensor
     high: Tensor | None
     scales: Tensor
-
-    @property
-    def packing(self) -> Packing:
-        return PACKINGS[self.type]
 
     @property
     def tiles(self) -> int:
@@ -114,13 +112,37 @@ class QuantizedMatrix:
 
 def pack(raw: Tensor, type: TensorType, shape: tuple[int, int]) -> PackedMatrix:
     """Repack a stored matrix; raw holds exactly its bytes."""
-    columns, depth = shape
-    blocks = raw.view(columns, -1, type.block_bytes)
-    step = max(1, CHUNK_VALUES // depth)
-    chunks = [_pack_rows(blocks[begin : begin + step], PACKINGS[type]) for begin in range(0, columns, step)]
+    blocks, packing = raw.view(shape[0], -1, type.block_bytes), PACKINGS[type]
+    read = READERS[type]
+
+    def rows(some: slice) -> tuple[Tensor, Tensor]:
+        stored = blocks[some]
+        flat = stored.reshape(-1, type.block_bytes)
+        words = _scale_words(*read.scales(flat), packing)
+        return read.quants(flat).reshape(len(stored), -1), words.view(len(stored), -1)
+
+    return _packed(type.name, packing, shape, rows)
+
+
+def pack_float8(codes: Tensor, scales: Tensor) -> PackedMatrix | None:
+    """Repack a matrix in FP8 (formats.weights.Float8Matrix); None: bfloat16 does not hold it, or it has no numbers."""
+    columns, depth = codes.shape
+    words = (scales.to(codes.device) * 2.0**E4M3_SHIFT).to(torch.bfloat16)
+    if not bool(torch.isfinite(words).all()) or bool(((codes & 127) == 127).any()):
+        return None
+    words = words.expand(columns, depth // FLOAT8.group)
+    return _packed("F8_E4M3", FLOAT8, (columns, depth), lambda some: (codes[some], words[some]))
+
+
+def _packed(
+    name: str, packing: Packing, shape: tuple[int, int], rows: Callable[[slice], tuple[Tensor, Tensor]]
+) -> PackedMatrix:
+    """rows: integers (columns, depth) and words of scales (columns, groups) of some columns."""
+    step = max(1, CHUNK_VALUES // shape[1])
+    chunks = [_pack_rows(*rows(slice(begin, begin + step)), packing) for begin in range(0, shape[0], step)]
     low, high, scales = ([part for part in parts if part is not None] for parts in zip(*chunks, strict=True))
     return PackedMatrix(
-        type, shape, torch.cat(low, dim=1), torch.cat(high, dim=1) if high else None, torch.cat(scales, dim=1)
+        name, packing, shape, torch.cat(low, dim=1), torch.cat(high, dim=1) if high else None, torch.cat(scales, dim=1)
     )
 
 
@@ -143,21 +165,16 @@ def _join(first: PackedMatrix | Tensor, second: PackedMatrix | Tensor) -> Packed
     high = None if first.high is None or second.high is None else torch.cat([first.high, second.high], dim=1)
     shape = (first.shape[0] + second.shape[0], first.shape[1])
     low, scales = (torch.cat(pair, dim=1) for pair in ((first.low, second.low), (first.scales, second.scales)))
-    return PackedMatrix(first.type, shape, low, high, scales)
+    return PackedMatrix(first.type_name, first.packing, shape, low, high, scales)
 
 
 def _type_name(part: PackedMatrix | Tensor) -> str:
-    return "dense" if isinstance(part, Tensor) else part.type.name
+    return "dense" if isinstance(part, Tensor) else part.type_name
 
 
-def _pack_rows(blocks: Tensor, packing: Packing) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Some columns' blocks, (columns, blocks, bytes)."""
-    columns = len(blocks)
-    flat = blocks.reshape(-1, blocks.shape[-1])
-    quants = packing.quants(flat).reshape(columns, -1)
-    depth, padding = quants.shape[1], -quants.shape[1] % packing.tile  # padded by zeros, whose scales are 0
+def _pack_rows(quants: Tensor, words: Tensor, packing: Packing) -> tuple[Tensor, Tensor | None, Tensor]:
+    columns, padding = len(quants), -quants.shape[1] % packing.tile  # padded by zeros, whose scales are 0
     segments = torch.nn.functional.pad(quants, (0, padding)).view(columns, -1, packing.segment).int()
-    words = _scale_words(*packing.scales(flat), packing).view(columns, depth // packing.group)
     words = torch.nn.functional.pad(words, (0, padding // packing.group))
     words = words.view(columns, -1, packing.segment // packing.group).transpose(0, 1)
     if packing.bits in (4, 8):
@@ -201,17 +218,33 @@ def _six_bit_scales(stored: Tensor) -> tuple[Tensor, Tensor]:
     return scales, -minima
 
 
-PACKINGS: dict[TensorType, Packing] = {
-    TensorType.Q4_0: Packing(4, 8, 32, lambda b: nibbles(b[:, 2:]), _one_scale),
-    TensorType.Q4_1: Packing(4, 0, 32, lambda b: nibbles(b[:, 4:]), _scale_and_min, has_min=True),
-    TensorType.Q5_0: Packing(5, 16, 32, lambda b: nibbles(b[:, 6:]) | bits_of(b[:, 2:6]) << 4, _one_scale),
-    TensorType.Q5_1: Packing(
-        5, 0, 32, lambda b: nibbles(b[:, 8:]) | bits_of(b[:, 4:8]) << 4, _scale_and_min, has_min=True
-    ),
-    TensorType.Q8_0: Packing(8, 0, 32, lambda b: b[:, 2:], _one_scale),
-    TensorType.Q4_K: Packing(4, 0, 32, lambda b: spread(b[:, 16:], 32, 4), _six_bit_scales, has_min=True),
-    TensorType.Q5_K: Packing(
-        5, 0, 32, lambda b: spread(b[:, 48:], 32, 4) | spread(b[:, 16:48], 32, 1) << 4, _six_bit_scales, has_min=True
-    ),
-    TensorType.Q6_K: Packing(6, 32, 16, _q6_k, lambda b: (small_scales(b), None)),
+@dataclass(frozen=True, slots=True)
+class BlockReader:
+    """What a block of a type holds: (blocks, bytes) -> ..."""
+
+    quants: Callable[[Tensor], Tensor]  # (blocks, values) uint8
+    scales: Callable[[Tensor], tuple[Tensor, Tensor | None]]  # (blocks, groups) float32, and the minima
+
+
+T = TensorType
+READERS: dict[TensorType, BlockReader] = {
+    T.Q4_0: BlockReader(lambda b: nibbles(b[:, 2:]), _one_scale),
+    T.Q4_1: BlockReader(lambda b: nibbles(b[:, 4:]), _scale_and_min),
+    T.Q5_0: BlockReader(lambda b: nibbles(b[:, 6:]) | bits_of(b[:, 2:6]) << 4, _one_scale),
+    T.Q5_1: BlockReader(lambda b: nibbles(b[:, 8:]) | bits_of(b[:, 4:8]) << 4, _scale_and_min),
+    T.Q8_0: BlockReader(lambda b: b[:, 2:], _one_scale),
+    T.Q4_K: BlockReader(lambda b: spread(b[:, 16:], 32, 4), _six_bit_scales),
+    T.Q5_K: BlockReader(lambda b: spread(b[:, 48:], 32, 4) | spread(b[:, 16:48], 32, 1) << 4, _six_bit_scales),
+    T.Q6_K: BlockReader(_q6_k, lambda b: (small_scales(b), None)),
 }
+PACKINGS: dict[TensorType, Packing] = {
+    T.Q4_0: Packing(4, 8, 32),
+    T.Q4_1: Packing(4, 0, 32, has_min=True),
+    T.Q5_0: Packing(5, 16, 32),
+    T.Q5_1: Packing(5, 0, 32, has_min=True),
+    T.Q8_0: Packing(8, 0, 32),
+    T.Q4_K: Packing(4, 0, 32, has_min=True),
+    T.Q5_K: Packing(5, 0, 32, has_min=True),
+    T.Q6_K: Packing(6, 32, 16),
+}
+FLOAT8 = Packing(8, E4M3, 32)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 
+from kvarn.backends.torch.cuda.quantized.pack import E4M3
+
 
 @gluon.constexpr_function
 def chunk_program(BITS, FIELD, HIGH_FIELD, GROUP, ZERO, HAS_MIN):
@@ -40,6 +42,9 @@ def _unpacked(at, BITS, FIELD, HIGH_FIELD, ZERO):
     word = f"w{at}"
     shift = FIELD * (8 if BITS == 8 else 4)
     lines = [f"shr.b32 {word}, {word}, {shift};"] if shift else []
+    if ZERO == E4M3:
+        lines += [f"shl.b32 c, {word}, 8;", "and.b32 c, c, 0x80008000;", f"shl.b32 {word}, {word}, 4;"]
+        return [*lines, f"lop3.b32 {word}, {word}, 0x07F007F0, c, 0xEA;"]
     if BITS == 8:
         lines += [f"lop3.b32 c, {word}, 0x00800080, 0x43004300, 0xEA;"]
         return [*lines, f"lop3.b32 {word}, {word}, 0x007F007F, 0x43004300, 0xEA;", f"sub.rn.bf16x2 {word}, {word}, c;"]
