@@ -1,13 +1,15 @@
 """`kvarn serve` on a GPU beside the engine alone: many streaming clients, nothing lost in a while, a lost GPU.
 
     python -m benchmarks.gpu_serving [--backend cuda] [--shape qwen3-0.6b] [--shape llama-3.1-8b] [--soak-s 120]
-                                     [--only http] [--only soak] [--only lost] [--in-process]
+                                     [--only http] [--only soak] [--only lost] [--in-process] [--folder DIR] [--out F]
 
 For each shape, random weights: `engine`: llm.generate of as many prompts of 128 tokens, 256 answered; `http`: the same
 as streams from client processes, one connection each; `soak`: 64 clients for a while, memory before and after; `lost`:
-an error in a kernel while 8 clients read. Rates are medians of the runs, with the best and all of them beside. The last
-line is JSON. --shape tiny --backend torch tries it on a CPU. Packages may lie in a folder on PYTHONPATH (pip install
---target): every process that this starts finds what this one has found.
+an error in a kernel while 8 clients read. Rates are medians of the runs, with the best and all of them beside; with
+those of `http` also when the first and the last client had text, and the CPU time of the event loop, the server's
+process and the engine's as shares of the time. The last line is JSON. --shape tiny --backend torch tries it on a CPU.
+Packages may lie in a folder on PYTHONPATH (pip install --target): every process that this starts finds what this one
+has found.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,15 @@ PARTS = ("http", "soak", "lost")
 TINY = ("qwen3", 2, 64, 128, 2, 1, 4096, 4096, 1e6, 1e-6, "qwen2")
 CONTEXT, BATCH_TOKENS = 2304, 8192
 LONG_ANSWER = 2000  # tokens, while the GPU is lost
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One that runs, and after how many seconds it said so."""
+
+    pid: int
+    port: int
+    ready_s: float
 
 
 def main() -> None:
@@ -50,6 +62,8 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, action="append", help="of http (with the engine alone), soak and lost")
     parser.add_argument("--in-process", action="store_true", help="the engine on a thread of the server's process")
     parser.add_argument("--kv-bytes", type=int, default=40 << 30)
+    parser.add_argument("--folder", type=Path, help="where models lie already, by shape; others are written there")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--engine", metavar="MODEL", help=argparse.SUPPRESS)  # the engine alone, in a process
     parser.add_argument("--serve", metavar="MODEL", help=argparse.SUPPRESS)  # a server that SIGUSR1 takes the GPU from
     given = parser.parse_args()
@@ -63,7 +77,10 @@ def main() -> None:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(CLIENT_PROCESSES) as pool:
         for shape in given.shape or ["qwen3-0.6b", "llama-3.1-8b"]:
-            found[shape] = _measure(given, _write(Path(folder) / f"{shape}.gguf", shape), pool)
+            path = (given.folder or Path(folder)) / f"{shape}.gguf"
+            found[shape] = _measure(given, path if path.exists() else _write(path, shape), pool)
+            if given.out is not None:
+                given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found))
     return None
 
@@ -83,27 +100,29 @@ def _measure(given: argparse.Namespace, model: Path, pool: ProcessPoolExecutor) 
     if "http" in given.only:
         alone = subprocess.run(_self(given, "--engine", model), stdout=subprocess.PIPE, text=True, check=True).stdout
         found["engine"] = json.loads(alone.splitlines()[-1])
-    with _server(given, model) as (process, port):
+    with _server(given, model) as server:
+        found["ready_s"] = server.ready_s
         if "http" in given.only:
-            found["http"] = _http_rates(given, pool, port, found["engine"], model.stem)
+            found["http"] = _http_rates(given, pool, server, found["engine"], model.stem)
         if "soak" in given.only:
-            found["soak"] = _soak(given, pool, port, process.pid)
+            found["soak"] = _soak(given, pool, server)
             print(model.stem, "soak:", found["soak"], flush=True)
         if "lost" in given.only:
-            found["lost"] = _lose(given, port, process)
+            found["lost"] = _lose(given, server)
             print(model.stem, "lost:", found["lost"], flush=True)
     return found
 
 
 def _http_rates(
-    given: argparse.Namespace, pool: ProcessPoolExecutor, port: int, engine: dict[str, Any], name: str
+    given: argparse.Namespace, pool: ProcessPoolExecutor, server: Server, engine: dict[str, Any], name: str
 ) -> dict[str, Any]:
     found = {}
     for clients in given.clients:
-        rates = [_http_rate(given, pool, port, clients) for _ in range(given.runs + 1)][1:]
-        alone = engine[str(clients)]
+        runs = [_http_rate(given, pool, server, clients) for _ in range(given.runs + 1)][1:]
+        rates, alone = [run.pop("tokens_per_s") for run in runs], engine[str(clients)]
         row = _figures(rates) | {"of_engine": round(statistics.median(rates) / alone["tokens_per_s"], 3)}
-        found[str(clients)] = row | {"best_of_best": round(max(rates) / alone["best"], 3)}
+        row |= {"best_of_best": round(max(rates) / alone["best"], 3)}
+        found[str(clients)] = row | {name: round(statistics.median(run[name] for run in runs), 3) for name in runs[0]}
         print(name, clients, "clients:", found[str(clients)], "engine:", alone, flush=True)
     return found
 
@@ -140,7 +159,7 @@ def _engine_alone(given: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextmanager
-def _server(given: argparse.Namespace, model: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def _server(given: argparse.Namespace, model: Path) -> Iterator[Server]:
     started = time.perf_counter()
     command, log = _self(given, "--serve", model), model.with_suffix(".log").open("w+")
     with log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
@@ -150,8 +169,9 @@ def _server(given: argparse.Namespace, model: Path) -> Iterator[tuple[subprocess
             if line is None:
                 log.seek(0)
                 sys.exit(f"the server ended with {process.wait()}:\n{log.read()[-2000:]}")
-            print(f"ready after {time.perf_counter() - started:.1f} s: {line.strip()}", flush=True)
-            yield process, int(line.rstrip().rstrip("/").rpartition(":")[2])
+            ready_s = round(time.perf_counter() - started, 1)
+            print(f"ready after {ready_s} s: {line.strip()}", flush=True)
+            yield Server(process.pid, int(line.rstrip().rstrip("/").rpartition(":")[2]), ready_s)
         finally:
             process.kill()
 
@@ -175,14 +195,28 @@ def _serve(given: argparse.Namespace) -> None:
     kvarn_main()
 
 
-def _http_rate(given: argparse.Namespace, pool: ProcessPoolExecutor, port: int, clients: int) -> float:
-    """Tokens per second of so many clients that begin together, until the last of them has its answer."""
-    started = time.perf_counter()
-    found = _ask(given, pool, port, clients)
-    took = time.perf_counter() - started
+def _http_rate(given: argparse.Namespace, pool: ProcessPoolExecutor, server: Server, clients: int) -> dict[str, float]:
+    """So many clients that begin together: tokens per second until the last of them has its answer, and where to."""
+    before, started = _cpu_seconds(server.pid), time.monotonic()
+    found = _ask(given, pool, server.port, clients)
+    took_s, after = time.monotonic() - started, _cpu_seconds(server.pid)
     if sum(found["tokens"]) != clients * given.answer:
         sys.exit(f"{sum(found['tokens'])} tokens came, not {clients} x {given.answer}: {found['failures'][:1]}")
-    return round(clients * given.answer / took, 1)
+    began = sorted(at - started for at in found["began_at"])
+    spent = {f"{name}_cpu_of_time": (after[name] - before[name]) / took_s for name in before}
+    waited = {"first_text_s": began[0], "last_first_text_s": began[-1], "took_s": took_s}
+    return {"tokens_per_s": round(clients * given.answer / took_s, 1), **waited, **spent}
+
+
+def _cpu_seconds(pid: int) -> dict[str, float]:
+    """Of the server's event loop, of its process, and of the engine's."""
+    found = {"loop": _cpu_time(f"{pid}/task/{pid}"), "server": _cpu_time(str(pid))}
+    return found | {"engine": sum(_cpu_time(str(child)) for child in child_pids(pid))}
+
+
+def _cpu_time(name: str) -> float:
+    user, system = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _ask(given: argparse.Namespace, pool: ProcessPoolExecutor, port: int, clients: int, soak_s: float = 0) -> Any:
@@ -192,14 +226,15 @@ def _ask(given: argparse.Namespace, pool: ProcessPoolExecutor, port: int, client
     found = [answer for job in jobs for answer in job.result()]
     return {
         "tokens": [one.num_tokens for one in found if not isinstance(one, str)],
+        "began_at": [one.began_at for one in found if not isinstance(one, str)],
         "failures": [one for one in found if isinstance(one, str)],
     }
 
 
-def _soak(given: argparse.Namespace, pool: ProcessPoolExecutor, port: int, pid: int) -> dict[str, Any]:
-    before = _memory(given, pid)
-    found = _ask(given, pool, port, given.clients[0], given.soak_s)
-    after = _memory(given, pid)
+def _soak(given: argparse.Namespace, pool: ProcessPoolExecutor, server: Server) -> dict[str, Any]:
+    before = _memory(given, server.pid)
+    found = _ask(given, pool, server.port, given.clients[0], given.soak_s)
+    after = _memory(given, server.pid)
     ended = {"answers": len(found["tokens"]), "failed": len(found["failures"]), "example": found["failures"][:1]}
     return ended | {f"{name}_mb": [before[name], after[name]] for name in before}
 
@@ -217,16 +252,16 @@ def _rss_kib(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
 
 
-def _lose(given: argparse.Namespace, port: int, process: subprocess.Popen[str]) -> dict[str, Any]:
+def _lose(given: argparse.Namespace, server: Server) -> dict[str, Any]:
     """Clients that read while the GPU fails get an error, and the server says that it is not ready."""
     with ProcessPoolExecutor(1) as pool:
-        job = pool.submit(run_clients, port, range(8), given.prompt, LONG_ANSWER)
+        job = pool.submit(run_clients, server.port, range(8), given.prompt, LONG_ANSWER)
         time.sleep(1)
-        for pid in (process.pid, *child_pids(process.pid)):
+        for pid in (server.pid, *child_pids(server.pid)):
             os.kill(pid, signal.SIGUSR1)
         answers = job.result()
     failures, lost = [one for one in answers if isinstance(one, str)], time.monotonic()
-    while (ready := _status(port)) == "200" and time.monotonic() < lost + 30:
+    while (ready := _status(server.port)) == "200" and time.monotonic() < lost + 30:
         time.sleep(0.1)
     after_s = round(time.monotonic() - lost, 1)
     return {"failed": f"{len(failures)} of 8", "example": failures[:1], "ready": ready, "after_s": after_s}

@@ -22,6 +22,7 @@ class StreamedAnswer:
 
     num_tokens: int
     num_events: int  # with text
+    began_at: float  # its first text, by time.monotonic()
 
 
 def run_clients(port: int, indices: Sequence[int], prompt: int, answer: int, soak_s: float = 0.0) -> Answers:
@@ -59,10 +60,11 @@ async def _stream(port: int, body: dict[str, Any]) -> StreamedAnswer | str:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json"
     reader, writer = await asyncio.open_connection(LOCALHOST, port)
     writer.write(head + b"\r\ncontent-length: %d\r\n\r\n" % len(content) + content)
-    tail, num_events = b"", 0
+    tail, num_events, began_at = b"", 0, 0.0
     try:
         while part := await reader.read(1 << 16):
             num_events += part.count(b"data: ")  # of one cut in two at most, which matters little
+            began_at = began_at or (time.monotonic() if num_events else 0.0)
             tail = (tail + part)[-2048:]
     except OSError as error:
         return f"the connection broke: {error}"
@@ -71,7 +73,7 @@ async def _stream(port: int, body: dict[str, Any]) -> StreamedAnswer | str:
     _, found, rest = tail.rpartition(b'"completion_tokens":')
     if not found or b"[DONE]" not in tail:
         return tail[-300:].decode(errors="replace")
-    return StreamedAnswer(int(rest.lstrip().split(b",")[0].split(b"}")[0]), num_events - NOT_TEXT)
+    return StreamedAnswer(int(rest.lstrip().split(b",")[0].split(b"}")[0]), num_events - NOT_TEXT, began_at)
 
 
 def child_pids(pid: int) -> list[int]:

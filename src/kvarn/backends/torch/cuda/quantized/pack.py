@@ -113,7 +113,7 @@ class QuantizedMatrix:
 def pack(raw: Tensor, type: TensorType, shape: tuple[int, int]) -> PackedMatrix:
     """Repack a stored matrix; raw holds exactly its bytes."""
     blocks, packing = raw.view(shape[0], -1, type.block_bytes), PACKINGS[type]
-    read = READERS[type]
+    read = STORED[type]
 
     def rows(some: slice) -> tuple[Tensor, Tensor]:
         stored = blocks[some]
@@ -219,7 +219,7 @@ def _six_bit_scales(stored: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockReader:
+class StoredBlocks:
     """What a block of a type holds: (blocks, bytes) -> ..."""
 
     quants: Callable[[Tensor], Tensor]  # (blocks, values) uint8
@@ -227,15 +227,15 @@ class BlockReader:
 
 
 T = TensorType
-READERS: dict[TensorType, BlockReader] = {
-    T.Q4_0: BlockReader(lambda b: nibbles(b[:, 2:]), _one_scale),
-    T.Q4_1: BlockReader(lambda b: nibbles(b[:, 4:]), _scale_and_min),
-    T.Q5_0: BlockReader(lambda b: nibbles(b[:, 6:]) | bits_of(b[:, 2:6]) << 4, _one_scale),
-    T.Q5_1: BlockReader(lambda b: nibbles(b[:, 8:]) | bits_of(b[:, 4:8]) << 4, _scale_and_min),
-    T.Q8_0: BlockReader(lambda b: b[:, 2:], _one_scale),
-    T.Q4_K: BlockReader(lambda b: spread(b[:, 16:], 32, 4), _six_bit_scales),
-    T.Q5_K: BlockReader(lambda b: spread(b[:, 48:], 32, 4) | spread(b[:, 16:48], 32, 1) << 4, _six_bit_scales),
-    T.Q6_K: BlockReader(_q6_k, lambda b: (small_scales(b), None)),
+STORED: dict[TensorType, StoredBlocks] = {
+    T.Q4_0: StoredBlocks(lambda b: nibbles(b[:, 2:]), _one_scale),
+    T.Q4_1: StoredBlocks(lambda b: nibbles(b[:, 4:]), _scale_and_min),
+    T.Q5_0: StoredBlocks(lambda b: nibbles(b[:, 6:]) | bits_of(b[:, 2:6]) << 4, _one_scale),
+    T.Q5_1: StoredBlocks(lambda b: nibbles(b[:, 8:]) | bits_of(b[:, 4:8]) << 4, _scale_and_min),
+    T.Q8_0: StoredBlocks(lambda b: b[:, 2:], _one_scale),
+    T.Q4_K: StoredBlocks(lambda b: spread(b[:, 16:], 32, 4), _six_bit_scales),
+    T.Q5_K: StoredBlocks(lambda b: spread(b[:, 48:], 32, 4) | spread(b[:, 16:48], 32, 1) << 4, _six_bit_scales),
+    T.Q6_K: StoredBlocks(_q6_k, lambda b: (small_scales(b), None)),
 }
 PACKINGS: dict[TensorType, Packing] = {
     T.Q4_0: Packing(4, 8, 32),
