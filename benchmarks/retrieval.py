@@ -114,7 +114,9 @@ def latencies(index: EmbeddedIndex, asked: Sequence[tuple[str, Float32]]) -> dic
     """Milliseconds by the clock over the queries, of each query the least of several rounds."""
     found: dict[str, Any] = {}
     for name, options in SEARCHES.items():
-        found |= _percentiles(name, [lambda q=q, v=v, o=options: find(index, q, v, o) for q, v in asked])  # type: ignore[misc]
+        vectors = [None if options.mode == "sparse" else vector for _, vector in asked]
+        work = [lambda q=q, v=v, o=options: find(index, q, v, o) for (q, _), v in zip(asked, vectors, strict=True)]  # type: ignore[misc]
+        found |= _percentiles(name, work)
     with kvarn.LLM("minilm") as llm:
         hybrid = SEARCHES["hybrid"]
         work = [lambda q=q: find(index, q, llm.embed(q)[0], hybrid) for q, _ in asked]  # type: ignore[misc]
