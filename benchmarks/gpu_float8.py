@@ -47,14 +47,14 @@ class Float8Weights(RandomWeights):
             return None
         rows = info.shape[0]
         scales = (0.02 * (1 + np.arange(rows) % 7 / 7)).astype(np.float32).reshape(rows, 1)
-        return Float8Matrix(np.resize(self._codes, info.shape), scales)
+        return Float8Matrix(lambda: (np.resize(self._codes, info.shape), scales))
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         matrix = self.float8(name)
         if matrix is None:
             return super().raw(name)
-        numbers = torch.from_numpy(matrix.codes).view(torch.float8_e4m3fn).half()
-        return (numbers * torch.from_numpy(matrix.scales).half()).view(torch.uint8).reshape(-1).numpy()
+        codes, scales = map(torch.from_numpy, matrix.read())
+        return (codes.view(torch.float8_e4m3fn).half() * scales.half()).view(torch.uint8).reshape(-1).numpy()
 
 
 def load(device: Device, source: Float8Weights, *, is_packed: bool) -> tuple[TorchBackend, ModelSpec]:

@@ -203,7 +203,7 @@ class SafetensorsFolder:
 
     def float8(self, name: str) -> Float8Matrix | None:
         made = self._quantized.tensors.get(name)
-        return None if made is None or made.float8 is None else made.float8()
+        return None if made is None else made.float8
 
     def array(self, name: str) -> npt.NDArray[np.float32]:
         made, info = self._quantized.tensors.get(name), self._tensors[name]

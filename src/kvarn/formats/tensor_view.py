@@ -119,7 +119,7 @@ class WeightView:
             return None
         (part,) = entry.parts
         found = float8_of(self.source, part.tensor)
-        return None if found is None else found.rows(part.first, part.num_rows)
+        return None if found is None else replace(found, begin=part.first, end=part.first + part.num_rows)
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         entry = self.entries[name]

@@ -6,7 +6,7 @@ Knows types, shapes and bytes; does no arithmetic and does not know what a model
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -100,17 +100,21 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Float8Matrix:
-    """A matrix as its file has it in FP8: codes of E4M3, (rows, columns) bytes, and what they are multiplied by.
+    """Some rows of a matrix as its file has it in FP8; nothing is read before it is asked for.
 
-    scales: (rows or 1, columns / 32 or 1); each is of 32 columns, or of a whole row.
+    stored: codes of E4M3, (all rows, columns) bytes, and what they are multiplied by, (all rows or 1, columns / 32 or
+    1): a scale is of 32 columns, or of a whole row.
     """
 
-    codes: npt.NDArray[np.uint8]
-    scales: npt.NDArray[np.float32]
+    stored: Callable[[], tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]]
+    begin: int = 0
+    end: int | None = None
 
-    def rows(self, first: int, count: int) -> Float8Matrix:
-        some = slice(first, first + count)
-        return Float8Matrix(self.codes[some], self.scales[some] if len(self.scales) > 1 else self.scales)
+    def read(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+        """Codes and scales of these rows."""
+        codes, scales = self.stored()
+        rows = slice(self.begin, self.end)
+        return codes[rows], scales[rows] if len(scales) > 1 else scales
 
 
 def float8_of(source: WeightSource, name: str) -> Float8Matrix | None:

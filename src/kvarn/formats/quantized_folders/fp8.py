@@ -11,7 +11,16 @@ from dataclasses import replace
 import numpy as np
 
 from kvarn.checks import short
-from kvarn.formats.quantized_folders.matrix import BLOCK, FLOATS, Floats, Folder, Quantized, QuantizedTensor, floats
+from kvarn.formats.quantized_folders.matrix import (
+    BLOCK,
+    FLOATS,
+    Bytes,
+    Floats,
+    Folder,
+    Quantized,
+    QuantizedTensor,
+    floats,
+)
 from kvarn.formats.weights import Float8Matrix, TensorInfo, TensorType
 
 SCALES = ("weight_scale", "weight_scale_inv")
@@ -64,16 +73,16 @@ def scaled(folder: Folder, name: str, block: tuple[int, int] | None) -> Quantize
         spread: Floats = np.repeat(of_rows, block[1], axis=1)[:, :columns]
         return values * spread
 
-    def float8() -> Float8Matrix:
+    def stored() -> tuple[Bytes, Floats]:
         scales = folder.finite(scale)
         if block is None:
-            return Float8Matrix(folder.read(name), scales.reshape(-1, 1))
+            return folder.read(name), scales.reshape(-1, 1)
         of_rows = scales[np.arange(rows) // block[0]]
-        return Float8Matrix(folder.read(name), of_rows[:, np.arange(0, columns, BLOCK) // block[1]])
+        return folder.read(name), of_rows[:, np.arange(0, columns, BLOCK) // block[1]]
 
     tensor = floats(TensorInfo(name, TensorType.F16, (rows, columns)), (name, scale), dense)
     has_blocks = columns % BLOCK == 0 and (block is None or block[1] % BLOCK == 0)
-    return replace(tensor, float8=float8) if has_blocks else tensor
+    return replace(tensor, float8=Float8Matrix(stored)) if has_blocks else tensor
 
 
 def _e4m3(code: int) -> float:

@@ -107,7 +107,7 @@ class QuantizedTensor:
     parts: tuple[str, ...]
     packed: Callable[[slice], Bytes]
     dense: Callable[[slice], Floats]
-    float8: Callable[[], Float8Matrix] | None = None
+    float8: Float8Matrix | None = None
 
     def raw(self) -> Bytes:
         """All bytes, flat."""

@@ -100,7 +100,8 @@ class WeightReader:
     def _pack_float8(self, name: str) -> PackedMatrix | None:
         stored = float8_of(self._source, name)
         assert stored is not None, "counted as kept"
-        packed = pack_float8(self._copy(stored.codes), torch.from_numpy(stored.scales.copy()))
+        codes, scales = stored.read()
+        packed = pack_float8(self._copy(codes), torch.from_numpy(scales.copy()))
         if packed is not None:
             self.has_packed = True
             self._finish(name)
