@@ -109,7 +109,8 @@ class TestConversation:
         assert thinking_kwargs(False, "", can_think=True)[1] == "ignored: think, because this model always thinks"
 
     def test_latest_is_the_model_without_a_tag(self) -> None:
-        assert [model_id(one, ["a", "b:latest"]) for one in ("a", "a:latest", "b:latest")] == ["a", "a", "b:latest"]
+        asked = {"a": "a", "a:latest": "a", "b:latest": "b:latest", "b": "b:latest", "c:latest": "c"}
+        assert {one: model_id(one, ["a", "b:latest"]) for one in asked} == asked
 
     @pytest.mark.parametrize(("value", "unloads"), [(0, True), ("0s", True), ("0", True), (-1, False), ("5m", False)])
     def test_keep_alive_of_nothing_asks_to_unload(self, value: Any, unloads: bool) -> None:

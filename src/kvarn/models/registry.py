@@ -246,6 +246,14 @@ ARCHITECTURES: Final = (
 )
 
 
+OTHER_KINDS: dict[Any, str] = {  # general.type of GGUF files
+    "imatrix": "an importance matrix for kvarn quantize --imatrix",
+    "adapter": "an adapter for --lora",
+    "mmproj": "the part of a model that reads images",
+    "vocab": "a vocabulary",
+}
+
+
 def find_architecture(source: WeightSource) -> tuple[str, Architecture]:
     """Return the name of a model's architecture and the architecture, or refuse it with the names known."""
     hf: Mapping[str, Any] | None = source.metadata.get("hf")
@@ -253,6 +261,8 @@ def find_architecture(source: WeightSource) -> tuple[str, Architecture]:
     name = source.metadata.get(key) if hf is None else text_config(hf).get(key, hf.get(key))
     name = TEXT_PARTS.get(name, name) if isinstance(name, str) and hf is not None and "text_config" in hf else name
     if not isinstance(name, str):
+        if (kind := source.metadata.get("general.type")) in OTHER_KINDS:
+            raise FormatError(f"this file is {OTHER_KINDS[kind]}, no model; give the model's file", file=source.path)
         raise FormatError(f"{key} is {name!r}; expected the name of an architecture", file=source.path)
     known = {n: entry for entry in ARCHITECTURES for n in (entry.gguf if hf is None else entry.hf)}
     if name not in known:

@@ -8,11 +8,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvarn.errors import ConfigError, FormatError, KvarnError, ModelNotFound, UnsupportedModel
+from kvarn.formats.gguf.writer import write_gguf
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
 from kvarn.models.describe import describe
@@ -139,6 +141,13 @@ def test_recommended_sampling_comes_from_the_metadata(gguf: Sources, folder: Pat
 def test_an_absurd_recommendation_is_refused(gguf: Sources) -> None:
     with pytest.raises(FormatError, match="temperature"):
         describe(Edited(gguf["llama"], {"general.sampling.temp": math.nan}))
+
+
+def test_a_file_that_is_no_model_is_told_as_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "statistics.gguf"
+    write_gguf(path, {"general.type": "imatrix"}, {"x": np.ones((1, 32), np.float32)})
+    with pytest.raises(FormatError, match=r"importance matrix for kvarn quantize --imatrix, no model"):
+        describe(open_weights(path))
 
 
 def test_an_unknown_architecture_is_named_with_the_known_ones(gguf: Sources, hf: Sources) -> None:

@@ -49,7 +49,7 @@ def require_removable(slot: ModelSlot, adapters: Sequence[ServedAdapter], *, dra
     if slot.is_pinned:
         raise ModelInUse(f"model {slot.id!r} is pinned by the server's configuration; it stays loaded")
     if adapters:
-        raise ModelInUse(f"model {slot.id!r} has {len(adapters)} adapters, {adapters[0].name!r} first; unload those")
+        raise ModelInUse(f"model {slot.id!r} has adapters; unload {adapters[0].name!r} first, {len(adapters)} in all")
     if slot.is_leaving:
         raise ModelInUse(f"model {slot.id!r} is being unloaded already; wait for that")
     if slot.num_users and not drains:

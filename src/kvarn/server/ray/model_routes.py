@@ -94,7 +94,7 @@ class ModelRoutes:
         if name is None:
             return first
         for group in self._groups:
-            if name in group.names or name.removesuffix(":latest") in group.names:
+            if {name, name.removesuffix(":latest"), f"{name}:latest"} & {*group.names}:
                 return group
         offered = ", ".join(one for group in self._groups for one in group.names)
         raise ModelNotFound(f"no model here is called {name[:80]!r}; this server has {offered}")

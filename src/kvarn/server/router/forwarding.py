@@ -133,7 +133,9 @@ class Forwarder:
             if holders := fleet.tags.of(tag) & usable:
                 return holders
         if request.name is not None:
-            offering = fleet.names.of(request.name) or fleet.names.of(request.name.removesuffix(":latest"))
+            name = request.name
+            meant = (name, name.removesuffix(":latest"), f"{name}:latest")
+            offering = next(filter(None, map(fleet.names.of, meant)), 0)
             usable = offering & usable or usable
         is_homed = request.is_homed or (request.is_mixed and not fleet.names.are_same(usable))
         return 1 << self._home(request.credential, usable) if is_homed else usable

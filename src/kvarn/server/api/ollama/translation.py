@@ -21,8 +21,9 @@ _SAME = (
 
 
 def model_id(name: str, ids: Sequence[str]) -> str:
-    """The id that is meant by a name: Ollama's tools write :latest behind names without a tag."""
-    return name.removesuffix(LATEST) if name not in ids else name
+    """The id that is meant by a name: Ollama's tools write :latest behind names without a tag, or leave it out."""
+    plain = name.removesuffix(LATEST)
+    return next((one for one in (name, plain, name + LATEST) if one in ids), plain)
 
 
 def source_name(name: str) -> str:
