@@ -1,7 +1,7 @@
 """What `kvarn batch` and its workers tell each other: frozen messages, pickled, over one socket for each worker.
 
     kvarn batch ──Begin, Ask, Ask, ...──> worker
-    kvarn batch <──Started, Answered, ...── worker
+    kvarn batch <──Started, Answered, ...── worker, and Beat every second
 
 Both ends are the same program on one machine, and nobody else has the socket.
 """
@@ -51,7 +51,13 @@ class Answered:
     answer: BatchAnswer
 
 
-Message = Begin | Started | Ask | Answered
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Still there."""
+
+
+BEAT_S = 1.0
+Message = Begin | Started | Ask | Answered | Beat
 
 
 async def read_message(reader: asyncio.StreamReader) -> Message | None:

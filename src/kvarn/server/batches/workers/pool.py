@@ -1,6 +1,6 @@
 """Several processes that answer one batch: each has an engine, whoever has least to do is asked next.
 
-One that is killed is started again, and what it had not answered is asked of another. Knows no file.
+One that is killed or stands still is started again, and what it had not answered is asked of another. Knows no file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from kvarn.errors import BackendError, ConfigError
 from kvarn.machine import choose_threads, cpu_limits
 from kvarn.server.access.keys import Principal
 from kvarn.server.batches.in_process import BatchAnswer
-from kvarn.server.batches.workers.messages import Answered, Ask, Begin, Started, read_message, write_message
+from kvarn.server.batches.workers.messages import (
+    Answered,
+    Ask,
+    Begin,
+    Message,
+    Started,
+    read_message,
+    write_message,
+)
 from kvarn.server.process.settings import ServerConfig
 
 log = logging.getLogger("kvarn.server")
@@ -28,6 +36,7 @@ log = logging.getLogger("kvarn.server")
 HOST = "kvarn.server.batches.workers.worker"
 MAX_TRIES = 3  # of one request whose worker was lost; then it is the request
 END_S = 5.0
+SILENT_S = 30.0  # without a beat a worker stands still: stopped, or lost to the machine's memory
 
 
 class WorkerLost(Exception):
@@ -99,13 +108,26 @@ class WorkerProcess:
                 self._process.wait()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        while isinstance(message := await read_message(reader), Answered):
+        while (message := await self._heard(reader)) is not None:
+            if not isinstance(message, Answered):
+                continue
             self.num_answered += 1
             if (asked := self._asked.get(message.number)) is not None and not asked.done():
                 asked.set_result(message.answer)
         for one in self._asked.values():
             if not one.done():
                 one.set_exception(WorkerLost())
+
+    async def _heard(self, reader: asyncio.StreamReader) -> Message | None:
+        """What it says next; None: it has ended, or was ended because it says nothing any more."""
+        try:
+            async with asyncio.timeout(SILENT_S):
+                return await read_message(reader)
+        except TimeoutError:
+            log.error("a worker has said nothing for %g s, is ended and started again", SILENT_S)
+            assert self._process is not None, "it has started"
+            self._process.kill()
+            return None
 
 
 class WorkerPool:

@@ -14,7 +14,17 @@ from kvarn.engine.process.messages import PackedError
 from kvarn.observe.logs import configure_logging
 from kvarn.server.access.keys import ANONYMOUS
 from kvarn.server.batches.in_process import InProcess
-from kvarn.server.batches.workers.messages import Answered, Ask, Begin, Message, Started, read_message, write_message
+from kvarn.server.batches.workers.messages import (
+    BEAT_S,
+    Answered,
+    Ask,
+    Beat,
+    Begin,
+    Message,
+    Started,
+    read_message,
+    write_message,
+)
 from kvarn.server.process.serve import make_state
 from kvarn.server.process.settings import ServerConfig
 
@@ -47,7 +57,13 @@ class BatchWorker:
             return None
         state.lifecycle.become_ready()
         write_message(self._writer, Started(None))
+        self._running.add(asyncio.create_task(self._beat()))
         return InProcess(state)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            write_message(self._writer, Beat())
 
     async def _answer_all(self, server: InProcess | None, asking: asyncio.Task[Message | None]) -> None:
         asked = await asking
