@@ -549,3 +549,16 @@ def test_a_file_whose_name_is_not_unicode_is_left_out_alone(tmp_path: Path, root
         report = folder_sync.sync_folder(collection, root)
     assert report.added.added == 1
     assert list(report.failed.values()) == ["docs/\\xff.md: has a name that is not Unicode; rename it"]
+
+
+def test_a_path_too_long_to_be_stored_is_left_out_alone(tmp_path: Path, root: Path) -> None:
+    (root / "good.md").write_text("mill grain", encoding="utf-8")
+    deep = root / "/".join(["d" * 200] * 6)
+    deep.mkdir(parents=True)
+    (deep / "a.md").write_text("star", encoding="utf-8")
+    with Collection("docs", folder=tmp_path / "index", model=WordEmbedder()) as collection:
+        report = folder_sync.sync_folder(collection, root)
+    assert report.added.added == 1
+    assert [why.partition(": ")[2] for why in report.failed.values()] == [
+        "has a path of 1,215 characters, at most 1,024 are stored; move it"
+    ]

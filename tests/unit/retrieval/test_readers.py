@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import socket
 import string
 import tracemalloc
 import zipfile
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kvarn.errors import DocumentError
+from kvarn.retrieval.ingest import files
 from kvarn.retrieval.ingest.chunking import Chunking, split
 from kvarn.retrieval.ingest.files import is_known_kind, list_files, read_bytes, read_file
 from kvarn.retrieval.ingest.readers import archive
@@ -212,6 +214,25 @@ def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "b.txt")
     (tmp_path / "c.txt").symlink_to(tmp_path / "gone")
     assert [path.name for path in list_files([tmp_path])] == ["a.txt", "c.txt"]
+
+
+@pytest.mark.parametrize("name", ["pipe.txt", "endless.txt", "socket.txt"])
+def test_a_pipe_or_device_that_is_named_is_told_at_once(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "endless.txt").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket.txt"))
+        with pytest.raises(DocumentError, match=r"is a pipe, a socket or a device|No such device"):
+            read_file(tmp_path / name)
+
+
+def test_a_file_that_grows_is_read_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 100)
+    endless = Path("/proc/kallsyms")  # of no bytes, says its size
+    if not endless.exists() or endless.stat().st_size:
+        pytest.skip("this system has no file that is larger than it says")
+    with pytest.raises(DocumentError, match="has 101 bytes, at most 100 are read"):
+        read_file(endless)
 
 
 def test_source_trees_are_read_and_what_tools_generate_is_not(tmp_path: Path) -> None:

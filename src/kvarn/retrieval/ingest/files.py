@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from kvarn.retrieval.ingest.readers.epub import epub_to_text
 from kvarn.retrieval.ingest.readers.html import html_to_text
 from kvarn.retrieval.ingest.readers.notebook import notebook_to_text
 from kvarn.retrieval.ingest.readers.pdf import pdf_to_text
-from kvarn.retrieval.types import MAX_DOCUMENT_CHARS, Document, Kind
+from kvarn.retrieval.types import MAX_DOCUMENT_CHARS, MAX_ID_CHARS, Document, Kind
 
 MAX_FILE_BYTES = 64_000_000
 SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "build", "dist", "target", "venv"})
@@ -69,17 +70,21 @@ def read_file(path: Path) -> Document:
 
 
 def load_file(path: Path) -> bytes:
-    """What a file holds; DocumentError if it is too large or cannot be read."""
+    """What a file holds; DocumentError if it is too large or cannot be read. No pipe is waited for, nothing endless."""
     source = path.as_posix()
     try:
-        num_bytes = path.stat().st_size
-        if num_bytes > MAX_FILE_BYTES:
-            raise DocumentError(
-                f"has {num_bytes:,} bytes, at most {MAX_FILE_BYTES:,} are read; split it", source=source
-            )
-        return path.read_bytes()
+        with open(path, "rb", opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DocumentError("is a pipe, a socket or a device; give files and folders", source=source)
+            is_small = status.st_size <= MAX_FILE_BYTES
+            data = file.read(MAX_FILE_BYTES + 1) or b"" if is_small else b""  # it may grow; None: nothing there yet
     except OSError as error:
         raise DocumentError(f"cannot be read: {error.strerror}", source=source) from error
+    if not is_small or len(data) > MAX_FILE_BYTES:
+        num_bytes = max(status.st_size, len(data))
+        raise DocumentError(f"has {num_bytes:,} bytes, at most {MAX_FILE_BYTES:,} are read; split it", source=source)
+    return data
 
 
 def read_bytes(data: bytes, source: str, kind: Kind | None = None) -> Document:
@@ -87,6 +92,9 @@ def read_bytes(data: bytes, source: str, kind: Kind | None = None) -> Document:
     if not _is_unicode(source):
         shown = source.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         raise DocumentError("has a name that is not Unicode; rename it", source=shown)
+    if len(source) > MAX_ID_CHARS:
+        reason = f"has a path of {len(source):,} characters, at most {MAX_ID_CHARS:,} are stored; move it"
+        raise DocumentError(reason, source=source)
     chosen: Kind = "pdf" if data.startswith(b"%PDF-") else kind or kind_of(source) or "text"
     if chosen in _READERS:
         text = _READERS[chosen](data, source)
@@ -134,6 +142,11 @@ def kind_of(name: str) -> Kind | None:
     """How a file of this name is read; None if files of that kind are not."""
     path = Path(name.lower())
     return _BY_SUFFIX.get(path.suffix) or NAMES.get(path.name)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for one that writes into it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _is_unicode(name: str) -> bool:
