@@ -39,7 +39,8 @@ class InputStatistics:
     def importance(self) -> Float32:
         """The mean square of each column; 1 for matrices that no token has reached."""
         counts = self.counts[:, None]
-        seen = np.divide(self.sum_squares, counts, out=np.ones_like(self.sum_squares), where=counts > 0)
+        with np.errstate(over="ignore"):
+            seen = np.divide(self.sum_squares, counts, out=np.ones_like(self.sum_squares), where=counts > 0)
         return seen[0] if len(seen) == 1 else seen
 
 
@@ -201,7 +202,10 @@ def _statistics(source: WeightSource, name: str) -> InputStatistics:
     magnitudes, largest = values("in_sum_abs"), values("in_max")
     if any(more is not None and more.shape != squares.shape for more in (magnitudes, largest)):
         raise FormatError(f"the statistics of {name} differ in shape; make the file again", file=source.path)
-    return InputStatistics(squares, counts.reshape(-1), magnitudes, largest)
+    found = InputStatistics(squares, counts.reshape(-1), magnitudes, largest)
+    if not np.isfinite(found.importance).all():
+        raise FormatError(f"the statistics of {name} have means that are not finite; make it again", file=source.path)
+    return found
 
 
 def _count(source: WeightSource, key: str) -> int:

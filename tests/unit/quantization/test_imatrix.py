@@ -187,6 +187,13 @@ def test_statistics_that_cannot_be_are_refused(tmp_path: Path, bad: float) -> No
         read_imatrix(tmp_path / "bad.gguf")
 
 
+def test_counts_so_small_that_means_are_infinite_are_refused(tmp_path: Path) -> None:
+    entries = {"blk.0.attn_q.weight": InputStatistics(np.ones((1, 64), np.float32), np.full(1, 1e-40, np.float32))}
+    write_imatrix(tmp_path / "bad.gguf", ImportanceMatrix(entries))
+    with pytest.raises(FormatError, match=r"blk\.0\.attn_q\.weight have means that are not finite"):
+        read_imatrix(tmp_path / "bad.gguf")
+
+
 def test_matrices_of_different_models_do_not_merge() -> None:
     one, other = (
         ImportanceMatrix({"a.weight": InputStatistics(np.ones((1, n), np.float32), np.ones(1, np.float32))})

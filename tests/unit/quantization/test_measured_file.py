@@ -91,3 +91,14 @@ def test_a_file_that_is_none_and_a_type_are_refused(source: Path, text: Path, im
         kvarn.quantize(source, kvarn.SizeTarget(bits_per_weight=6), tmp_path / "out.gguf", options=options)
     with pytest.raises(ConfigError, match="--bytes or --bpw"):
         kvarn.quantize(source, "Q4_0", tmp_path / "out.gguf", options=kvarn.QuantizeOptions(measured=kept))
+
+
+def test_a_figure_that_has_changed_on_the_disk_is_told(source: Path, text: Path, imatrix: Path, tmp_path: Path) -> None:
+    kept, target = tmp_path / "measured.json", kvarn.SizeTarget(bits_per_weight=6)
+    options = kvarn.QuantizeOptions(text=text, imatrix=imatrix, measured=kept)
+    kvarn.quantize(source, target, tmp_path / "out.gguf", options=options)
+    document = json.loads(kept.read_text())
+    document["tensors"]["blk.0.attn_q.weight"]["types"][0][1] += 1
+    kept.write_text(json.dumps(document))
+    with pytest.raises(FormatError, match="not those that were written"):
+        kvarn.quantize(source, target, tmp_path / "second.gguf", options=options)

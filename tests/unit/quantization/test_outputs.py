@@ -104,3 +104,9 @@ def test_an_imatrix_that_is_used_is_not_the_output(source: Path, text: Path, tmp
     with pytest.raises(ConfigError, match="is read by"):
         kvarn.collect_imatrix(source, matrix, text=text, options=again)
     assert matrix.read_bytes() == before
+
+
+def test_a_name_as_long_as_names_can_be_is_given(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / ("o" * 250 + ".gguf")
+    kvarn.quantize(source, "Q4_0", output)
+    assert {path.name for path in tmp_path.iterdir()} == {output.name, source.name}

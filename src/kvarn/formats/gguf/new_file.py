@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 _NAMELESS = getattr(os, "O_TMPFILE", 0)  # Linux, on most file systems
+_HIDDEN = ".kvarn-"  # how a name begins that is not the target's, which may be as long as names can be
 
 
 class NewFile:
@@ -33,7 +34,7 @@ class NewFile:
         self.file.flush()
         os.fsync(self.file.fileno())
         if self._draft is None:
-            draft = os.path.join(target.parent, f".{target.name}.{secrets.token_hex(4)}")
+            draft = os.path.join(target.parent, f"{_HIDDEN}{secrets.token_hex(4)}")
             _link(self.file.fileno(), draft, self._folder)
             self._draft = draft
         os.replace(self._draft, target)
@@ -54,7 +55,7 @@ class NewFile:
             return None  # the file system has no nameless files; if it is something else, the next attempt says so
 
     def _open_hidden(self) -> IO[bytes]:
-        number, self._draft = tempfile.mkstemp(dir=self._folder, prefix=".kvarn-")
+        number, self._draft = tempfile.mkstemp(dir=self._folder, prefix=_HIDDEN)
         os.chmod(self._draft, 0o666 & ~umask())  # not the 0600 of temporary files
         return os.fdopen(number, "wb")
 

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvarn.errors import ConfigError, FormatError
 from kvarn.evaluation.text import RunningText
+from kvarn.formats.gguf.new_file import NewFile
 from kvarn.formats.strict_json import read_object
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
 from kvarn.quantization.allocation.candidates import TypeCandidate
 from kvarn.quantization.imatrix import ImportanceMatrix
 
-VERSION = 1
+VERSION = 2
 SAMPLE_BYTES = 1 << 12  # of each tensor's middle
 
 
@@ -44,13 +45,11 @@ class MeasuredFile:
     def add(self, name: str, figures: TensorFigures) -> None:
         """Keep what was found of a tensor."""
         self.figures[name] = figures
-        document = {"version": VERSION, "key": self._key, "tensors": {n: _plain(f) for n, f in self.figures.items()}}
-        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
-            draft.write_text(json.dumps(document), encoding="utf-8")
-            os.replace(draft, self._path)
-        finally:
-            draft.unlink(missing_ok=True)
+        tensors = {n: _plain(f) for n, f in self.figures.items()}
+        document = {"version": VERSION, "key": self._key, "sha256": _sha256(tensors), "tensors": tensors}
+        with closing(NewFile(self._path.parent)) as new:
+            new.file.write(json.dumps(document).encode())
+            new.publish(self._path)
 
     def _read(self) -> None:
         document = read_object(str(self._path))
@@ -59,6 +58,8 @@ class MeasuredFile:
                 f"{self._path} was measured of another source, text or imatrix, or by another version; give the name "
                 "of a new file, or delete this one"
             )
+        if document.get("sha256") != _sha256(document.get("tensors")):
+            raise FormatError("the figures are not those that were written; delete it", file=str(self._path))
         try:
             self.figures = {name: _figures(entry) for name, entry in document["tensors"].items()}
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -78,6 +79,11 @@ def measured_key(
         known = None if matrix is None else matrix.entries.get(info.name)
         digest.update(b"" if known is None else known.importance.tobytes())
     return digest.hexdigest()
+
+
+def _sha256(tensors: object) -> str:
+    """A digit that a disk has changed would change a choice, and nothing else would tell."""
+    return hashlib.sha256(json.dumps(tensors).encode()).hexdigest()
 
 
 def _plain(figures: TensorFigures) -> dict[str, Any]:

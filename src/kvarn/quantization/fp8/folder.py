@@ -181,7 +181,7 @@ def _config(opened: SafetensorsFolder, changes: tuple[FP8Change, ...], scheme: F
 
 
 def _publish(new: NewFile, source: Path, target: Path, config: Mapping[str, object]) -> None:
-    draft = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    draft = Path(tempfile.mkdtemp(dir=target.parent, prefix=".kvarn-"))
     try:
         draft.chmod(0o777 & ~umask())
         (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
