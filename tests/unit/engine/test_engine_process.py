@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import kvarn
 from kvarn import errors
+from kvarn.engine.process.early import prepare_child
 from kvarn.engine.process.messages import PackedError
 from kvarn.errors import BackendError, CapacityError, InvalidParameter, KvarnError, PromptTooLong, RequestError
 from tests.chat_model import write_chat_model
+from tests.children import child_ids
+from tests.server.edge_client import until
 
+HOST = "kvarn.engine.process.host"
+GPU = kvarn.EngineConfig(backend="cuda")
 GREEDY = kvarn.SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
@@ -73,6 +81,41 @@ def test_a_file_that_cannot_be_loaded_is_refused_with_the_reason(tmp_path: Path)
     with pytest.raises(errors.FormatError) as own:
         kvarn.LLM(tmp_path / "broken.gguf", config=kvarn.EngineConfig(own_process=True))
     assert str(own.value) == str(here.value)
+
+
+def test_a_process_that_waits_for_its_model_loads_the_next_one_and_no_other(tmp_path: Path) -> None:
+    path, before = write_chat_model(tmp_path / "tiny"), set(child_ids(HOST))
+    prepare_child(GPU, 1)
+    (waiting,) = set(child_ids(HOST)) - before
+    used = []
+    for _ in range(2):
+        with kvarn.LLM(path, config=kvarn.EngineConfig(own_process=True, threads=1, context=256)) as llm:
+            (engine,) = set(child_ids(HOST)) - before
+            used.append(engine == waiting)
+            assert llm.generate("Hello", GREEDY).text
+    assert used == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("config", "num_models"),
+    [(GPU, 2), (replace(GPU, own_process=False), 1), (replace(GPU, backend="auto"), 1)],
+    ids=["several models", "in this process", "on the CPU"],
+)
+def test_no_process_waits_where_none_may_be_needed(config: kvarn.EngineConfig, num_models: int) -> None:
+    before = set(child_ids(HOST))
+    prepare_child(config, num_models)
+    assert set(child_ids(HOST)) == before
+
+
+def test_a_process_that_waits_ends_with_the_program_that_started_it() -> None:
+    script = (
+        "from kvarn import EngineConfig\n"
+        "from kvarn.engine.process.early import prepare_child, take_child\n"
+        "prepare_child(EngineConfig(backend='cuda'), 1)\n"
+        "print(take_child().pid)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    until(lambda: not Path(f"/proc/{int(found.stdout)}").exists())
 
 
 def test_every_error_comes_back_as_it_was() -> None:

@@ -167,6 +167,9 @@ def serve(
     from kvarn.server.process.interpreter import without_collections
 
     with without_collections():
+        from kvarn.engine.process.early import prepare_child
+
+        prepare_child(settings.engine, len(settings.models))
         from kvarn.server.process.serve import serve as run_server
 
     code = run_server(settings, on_ready=_open_page if options.open else None)

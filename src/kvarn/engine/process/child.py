@@ -21,14 +21,14 @@ HOST = "kvarn.engine.process.host"
 
 
 class EngineChild:
-    """One child process and the socket to it."""
+    """One child process and the socket to it; `imports`: a module that it imports until start() names its model."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, imports: str = "") -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", HOST, str(theirs.fileno())],
+                    [sys.executable, "-m", HOST, str(theirs.fileno()), *([imports] if imports else [])],
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # what a library prints must not mix with answers
                     pass_fds=(theirs.fileno(),),
@@ -37,6 +37,9 @@ class EngineChild:
             except OSError as error:
                 raise BackendError(f"no process could be started for the engine: {error}") from error
             self.connection: Connection = Connection(ours.detach())
+
+    def start(self, start: Start) -> None:
+        """Say what to load."""
         with suppress(OSError):  # it has died already: until_ready() finds out
             self.connection.send_bytes(pickle.dumps(start))
 

@@ -1,4 +1,5 @@
-"""The process of an engine: `python -m kvarn.engine.process.host FD`. Runs the same EngineThread as any other program.
+"""The process of an engine: `python -m kvarn.engine.process.host FD [MODULE]`. Runs the same EngineThread as any other
+program; imports the module while it is not told yet what to load.
 
 reading thread   what the client asks becomes calls for the engine's thread; ends the process when the socket ends
 engine's thread  after each step, all that it gave becomes one message
@@ -15,8 +16,10 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
@@ -224,7 +227,13 @@ def _facts(model: LoadedModel) -> Ready:
 def main() -> None:
     """Serve the client at the other end of the socket."""
     connection: Connection = Connection(int(sys.argv[1]))
-    start: Start = pickle.loads(connection.recv_bytes())
+    for module in sys.argv[2:]:
+        with suppress(Exception):  # loading the model fails in the same way, and is told
+            import_module(module)
+    try:
+        start: Start = pickle.loads(connection.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)  # the client ended before it knew its model
     if start.log_level is not None:
         configure_logging(start.log_level)
     # At once: no destructor of a device may keep a process that nobody needs.

@@ -13,6 +13,7 @@ from kvarn.config import EngineConfig
 from kvarn.engine.admission import Admission
 from kvarn.engine.load import OnLoad, encoder_parts, make_decoder, text_stream
 from kvarn.engine.process.child import EngineChild, current_log_level
+from kvarn.engine.process.early import take_child
 from kvarn.engine.process.messages import Ready, Start
 from kvarn.engine.process.remote_engine import RemoteEngine
 from kvarn.formats.open import open_weights
@@ -53,8 +54,9 @@ class ProcessModel:
 
 def load_in_process(path: Path, config: EngineConfig, progress: OnLoad | None = None) -> ProcessModel:
     """Load a model in a new process; what is needed here of it is read meanwhile."""
-    child = EngineChild(Start(path, config, current_log_level()))
+    child = take_child()
     try:
+        child.start(Start(path, config, current_log_level()))
         with ThreadPoolExecutor(1, thread_name_prefix="kvarn-tokenizer") as pool:
             described = pool.submit(_describe, path, config)
             facts = child.until_ready(progress)
