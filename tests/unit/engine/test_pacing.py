@@ -78,6 +78,15 @@ def test_free_rows_do_not_make_a_step_longer_than_prefill_ms() -> None:
     assert BASE_S + known_pacer(row_s=row_s, prefill_s=0.030).prompt_rows(4) * row_s <= 0.0301
 
 
+def test_a_step_with_decodes_never_has_more_rows_than_are_free() -> None:
+    """Larger ones are launched kernel by kernel, which takes as long as ten steps of free rows on a small model."""
+    pacer, decodes, rows = known_pacer(), 4, []
+    for _ in range(40):
+        rows.append(pacer.prompt_rows(decodes))
+        pacer.observe(decodes, rows[-1], BASE_S + 1e-6 * rows[-1])  # there is always room for more
+    assert max(rows) == 2048 - decodes
+
+
 def test_chunks_grow_at_most_twofold_from_step_to_step() -> None:
     rows = [n for n in steps(Pacer(20.0, 1.0, 4096), 12) if n]
     assert all(b <= max(FIRST_ROWS, 2 * a) for a, b in itertools.pairwise(rows))

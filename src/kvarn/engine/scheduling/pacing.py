@@ -57,7 +57,8 @@ class Pacer:
         self, max_stretch: float, prefill_s: float, max_rows: int, min_rows: int = 1, free_rows: int = 0
     ) -> None:
         """min_rows: fewer rows of a prompt are not worth a step, since they would not take less time; free_rows: a step
-        of at most so many is not cut short for its decodes' sake, as long as its prompts take FREE_S at most."""
+        of at most so many is not cut short for its decodes' sake, as long as its prompts take FREE_S at most, and one
+        with decodes has no more: such a backend has to launch it kernel by kernel, and others wait for that."""
         self._max_stretch = max_stretch
         self._min_rows = min(min_rows, max_rows)
         self._free_rows = min(free_rows, max_rows)
@@ -78,7 +79,8 @@ class Pacer:
         base, extra_s = self._bases.get(_bucket(num_decodes)), self.extra_s(num_decodes)
         if base is None or extra_s == 0:
             return 0
-        rows = min(self._steered_rows(base.median_s, extra_s), self._max_rows)
+        most = self._free_rows - num_decodes if self._free_rows else self._max_rows
+        rows = min(self._steered_rows(base.median_s, extra_s), most)
         return max(self._min_rows, self._free_prompt_rows(num_decodes, base.median_s), rows)
 
     def _free_prompt_rows(self, num_decodes: int, base_s: float) -> int:
