@@ -6,8 +6,8 @@
 For each shape, random weights: `engine`: llm.generate of as many prompts of 128 tokens, 256 answered; `http`: the same
 as streams from client processes, one connection each; `soak`: 64 clients for a while, memory before and after; `lost`:
 an error in a kernel while 8 clients read. Rates are medians of the runs, with the best and all of them beside; with
-those of `http` also when the first and the last client had text, and the CPU time of the event loop, the server's
-process and the engine's as shares of the time. The last line is JSON. --shape tiny --backend torch tries it on a CPU.
+those of `http` also when the first and the last client asked, had text and had all of it, and the CPU time of the event
+loop, the server's process and the engine's. The last line is JSON. --shape tiny --backend torch tries it on a CPU.
 Packages may lie in a folder on PYTHONPATH (pip install --target): every process that this starts finds what this one
 has found.
 """
@@ -196,16 +196,21 @@ def _serve(given: argparse.Namespace) -> None:
 
 
 def _http_rate(given: argparse.Namespace, pool: ProcessPoolExecutor, server: Server, clients: int) -> dict[str, float]:
-    """So many clients that begin together: tokens per second until the last of them has its answer, and where to."""
-    before, started = _cpu_seconds(server.pid), time.monotonic()
-    found = _ask(given, pool, server.port, clients)
-    took_s, after = time.monotonic() - started, _cpu_seconds(server.pid)
-    if sum(found["tokens"]) != clients * given.answer:
-        sys.exit(f"{sum(found['tokens'])} tokens came, not {clients} x {given.answer}: {found['failures'][:1]}")
-    began = sorted(at - started for at in found["began_at"])
-    spent = {f"{name}_cpu_of_time": (after[name] - before[name]) / took_s for name in before}
-    waited = {"first_text_s": began[0], "last_first_text_s": began[-1], "took_s": took_s}
-    return {"tokens_per_s": round(clients * given.answer / took_s, 1), **waited, **spent}
+    """So many clients at once: tokens per second from the first that connects to the last that has its answer."""
+    before, found, after = _cpu_seconds(server.pid), _ask(given, pool, server.port, clients), _cpu_seconds(server.pid)
+    answers, num_tokens = found["answers"], clients * given.answer
+    if sum(one.num_tokens for one in answers) != num_tokens:
+        sys.exit(
+            f"not {clients} x {given.answer} tokens came, {len(found['failures'])} failed: {found['failures'][:1]}"
+        )
+    started = min(one.asked_at for one in answers)
+    took_s = max(one.ended_at for one in answers) - started
+    told = {"tokens_per_s": round(num_tokens / took_s, 1)}
+    told["events_per_token"] = sum(one.num_events for one in answers) / num_tokens
+    for name in ("asked_at", "began_at", "ended_at"):
+        times = [getattr(one, name) - started for one in answers]
+        told |= {f"first_{name}": min(times), f"last_{name}": max(times)}
+    return told | {f"{name}_cpu_s": after[name] - before[name] for name in before}
 
 
 def _cpu_seconds(pid: int) -> dict[str, float]:
@@ -220,13 +225,12 @@ def _cpu_time(name: str) -> float:
 
 
 def _ask(given: argparse.Namespace, pool: ProcessPoolExecutor, port: int, clients: int, soak_s: float = 0) -> Any:
-    """Tokens of every answer, and how the others ended."""
+    """Every answer, and how the others ended."""
     shares = [range(first, clients, CLIENT_PROCESSES) for first in range(min(CLIENT_PROCESSES, clients))]
     jobs = [pool.submit(run_clients, port, one, given.prompt, given.answer, soak_s) for one in shares]
     found = [answer for job in jobs for answer in job.result()]
     return {
-        "tokens": [one.num_tokens for one in found if not isinstance(one, str)],
-        "began_at": [one.began_at for one in found if not isinstance(one, str)],
+        "answers": [one for one in found if not isinstance(one, str)],
         "failures": [one for one in found if isinstance(one, str)],
     }
 
@@ -235,7 +239,7 @@ def _soak(given: argparse.Namespace, pool: ProcessPoolExecutor, server: Server) 
     before = _memory(given, server.pid)
     found = _ask(given, pool, server.port, given.clients[0], given.soak_s)
     after = _memory(given, server.pid)
-    ended = {"answers": len(found["tokens"]), "failed": len(found["failures"]), "example": found["failures"][:1]}
+    ended = {"answers": len(found["answers"]), "failed": len(found["failures"]), "example": found["failures"][:1]}
     return ended | {f"{name}_mb": [before[name], after[name]] for name in before}
 
 

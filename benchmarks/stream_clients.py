@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 LOCALHOST = "127.0.0.1"
 Answers = list["StreamedAnswer | str"]  # or why there was none
@@ -22,23 +21,30 @@ class StreamedAnswer:
 
     num_tokens: int
     num_events: int  # with text
-    began_at: float  # its first text, by time.monotonic()
+    asked_at: float  # these by time.monotonic(): before it connected
+    began_at: float  # its first text
+    ended_at: float
 
 
 def run_clients(port: int, indices: Sequence[int], prompt: int, answer: int, soak_s: float = 0.0) -> Answers:
     """Some clients at once, each asks once, or until its time is over: each answer, or why there was none."""
 
-    async def ask(index: int) -> Answers:
-        end, found = time.monotonic() + soak_s, []
-        while not found or time.monotonic() < end:
-            body = {"model": model, "prompt": random_prompt(prompt, (index, time.time())), "max_tokens": answer}
-            found.append(await _stream(port, body | {"temperature": 0, "ignore_eos": True}))
+    def content(index: int) -> bytes:
+        body = {"model": model, "prompt": random_prompt(prompt, (index, time.time())), "max_tokens": answer}
+        body |= {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        return json.dumps(body).encode()
+
+    async def ask(index: int, first: bytes) -> Answers:
+        end, found = time.monotonic() + soak_s, [await _stream(port, first)]
+        while time.monotonic() < end:
+            found.append(await _stream(port, content(index)))
         return found
 
     async def ask_all() -> Answers:
-        return [one for found in await asyncio.gather(*map(ask, indices)) for one in found]
+        return [one for found in await asyncio.gather(*map(ask, indices, contents)) for one in found]
 
     model = _model(port)
+    contents = [content(index) for index in indices]  # first: no client waits until another has thought of a prompt
     return asyncio.run(ask_all())
 
 
@@ -55,9 +61,9 @@ def _model(port: int) -> str:
         return str(json.load(answer)["data"][0]["id"])
 
 
-async def _stream(port: int, body: dict[str, Any]) -> StreamedAnswer | str:
-    content = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+async def _stream(port: int, content: bytes) -> StreamedAnswer | str:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json"
+    asked_at = time.monotonic()
     reader, writer = await asyncio.open_connection(LOCALHOST, port)
     writer.write(head + b"\r\ncontent-length: %d\r\n\r\n" % len(content) + content)
     tail, num_events, began_at = b"", 0, 0.0
@@ -73,7 +79,8 @@ async def _stream(port: int, body: dict[str, Any]) -> StreamedAnswer | str:
     _, found, rest = tail.rpartition(b'"completion_tokens":')
     if not found or b"[DONE]" not in tail:
         return tail[-300:].decode(errors="replace")
-    return StreamedAnswer(int(rest.lstrip().split(b",")[0].split(b"}")[0]), num_events - NOT_TEXT, began_at)
+    num_tokens = int(rest.lstrip().split(b",")[0].split(b"}")[0])
+    return StreamedAnswer(num_tokens, num_events - NOT_TEXT, asked_at, began_at, time.monotonic())
 
 
 def child_pids(pid: int) -> list[int]:
