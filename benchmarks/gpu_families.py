@@ -126,7 +126,7 @@ def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def _median_row(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The distance of a row: few have other experts than in float32 because a score was rounded, and count much above."""
+    """The distance of a row: where a rounded score chose another expert than in float32, which is rare, it is large."""
     apart = (found.float().cpu() - wanted.float()).norm(dim=1) / wanted.float().norm(dim=1)
     return round(float(apart.median()), 4)
 
