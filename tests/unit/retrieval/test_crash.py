@@ -18,6 +18,8 @@ from kvarn.errors import StorageError
 from kvarn.retrieval.collection import Collection
 from kvarn.retrieval.storage.document_store import DocumentStore
 from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
+from kvarn.retrieval.storage.folder import is_intact
+from kvarn.retrieval.storage.manifest import read_manifest
 from tests.conftest import Size
 from tests.rules.tree import ROOT
 from tests.unit.retrieval.ingesting import BATCH, document
@@ -68,6 +70,8 @@ def test_killed_ingestion_loses_at_most_the_batch_in_flight(tmp_path: Path, size
         lambda folder: (folder / "manifest.json").write_text('{"version": "x", "dense": "../../etc"}'),
         lambda folder: _overwrite(next(folder.glob("sparse-*/*.idx"))),
         lambda folder: next(folder.glob("sparse-*/*.term")).unlink(),
+        lambda folder: next(folder.glob("sparse-*/*.pos")).unlink(),
+        lambda folder: next(folder.glob("sparse-*/*.fieldnorm")).unlink(),
         lambda folder: next(folder.glob("sparse-*/meta.json")).write_text("{"),
         lambda folder: [path.unlink() for path in next(folder.glob("sparse-*")).iterdir()],
     ],
@@ -78,6 +82,8 @@ def test_killed_ingestion_loses_at_most_the_batch_in_flight(tmp_path: Path, size
         "manifest strange",
         "postings damaged",
         "terms gone",
+        "positions gone",
+        "lengths gone",
         "meta",
         "empty",
     ],
@@ -101,12 +107,35 @@ def test_a_damaged_index_is_rebuilt_and_told_of(
     index.close()
 
 
-def test_a_reader_repairs_a_damaged_index(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_gone", [False, True], ids=["changed", "gone"])
+@pytest.mark.parametrize("kind", ["idx", "pos", "term"])
+def test_a_reader_repairs_a_damaged_index(tmp_path: Path, kind: str, *, is_gone: bool) -> None:
     with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
         collection.add("a mill grinds grain")
-    _overwrite(next((tmp_path / "c").glob("sparse-*/*.idx")))
+    path = next((tmp_path / "c").glob(f"sparse-*/*.{kind}"))
+    path.unlink() if is_gone else _overwrite(path)
     with Collection.open("c", folder=tmp_path, model=WordEmbedder()) as collection:
         assert collection.search("grain", 1, "sparse")
+
+
+def test_what_merges_have_removed_since_it_was_saved_is_no_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    vectors = clustered(40, 8)
+    index = EmbeddedIndex(tmp_path)
+    index.put([entry(0, vectors[0], "first")])
+    index.remove(["d0"])
+    index.put([entry(1, vectors[1], "second")])
+    index.flush()
+    saved = read_manifest(tmp_path)
+    for number in range(2, 40):  # one commit each: small segments are merged, and their files removed
+        index.put([entry(number, vectors[number], f"word{number}")])
+    index.close()
+    assert saved is not None
+    folder = tmp_path / saved.sparse
+    assert not all((folder / name).is_file() for name in saved.sparse_files)
+    assert is_intact(folder, saved.sparse_files)
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("opened", [Collection, Collection.open], ids=["written", "read"])

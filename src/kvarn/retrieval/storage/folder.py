@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
@@ -52,5 +53,24 @@ def file_digests(folder: Path) -> dict[str, str]:
 
 
 def is_intact(folder: Path, digests: Mapping[str, str]) -> bool:
-    """Whether the files that still exist have these digests; merges may have removed some."""
-    return all(file_digest(folder / name) == digest for name, digest in digests.items() if (folder / name).is_file())
+    """Whether the files have these digests, and those that are gone are of segments that were merged away."""
+    found = {name for name in digests if (folder / name).is_file()}
+    if not (digests.keys() - found).isdisjoint(_used_files(folder, digests)):
+        return False
+    try:
+        return all(file_digest(folder / name) == digests[name] for name in found)
+    except FileNotFoundError:  # merged away in this moment
+        return is_intact(folder, digests)
+
+
+def _used_files(folder: Path, names: Iterable[str]) -> Iterator[str]:
+    """Which of some files of a BM25 index are of the segments that it has now: ID.KIND, ID.NUMBER.del of removals."""
+    try:
+        listed = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["segments"]
+        segments = {one["segment_id"].replace("-", ""): (one["deletes"] or {}).get("opstamp") for one in listed}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # damaged, which is seen when it is opened
+        return
+    for name in names:
+        segment, _, kind = name.partition(".")
+        if segment in segments and (not kind.endswith(".del") or kind == f"{segments[segment]}.del"):
+            yield name
