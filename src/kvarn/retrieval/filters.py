@@ -24,6 +24,7 @@ COMPARISONS: dict[str, str] = {"eq": "=", "gt": ">", "gte": ">=", "lt": "<", "lt
 OPERATORS = (*COMPARISONS, "ne", "in", "exists")
 MAX_DEPTH = 16
 MAX_CONDITIONS = 1024
+GROUP = 16  # conditions in one chain of SQL
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,17 @@ def to_sql(condition: Condition) -> tuple[str, list[Any]]:
             return f"(NOT {sql})", arguments
         case AllOf(conditions) | AnyOf(conditions):
             word = " AND " if isinstance(condition, AllOf) else " OR "
-            parts = [to_sql(one) for one in conditions]
-            return f"({word.join(sql for sql, _ in parts)})", [argument for _, more in parts for argument in more]
+            return _joined([to_sql(one) for one in conditions], word)
+
+
+def _joined(parts: Sequence[tuple[str, list[Any]]], word: str) -> tuple[str, list[Any]]:
+    """Expressions as one. SQLite refuses chains of 1,000, hence the groups, and keeps 100 symbols that are not
+    understood yet: what comes first in parentheses adds one of them, all else three, and the longest comes first."""
+    ordered = sorted(parts, key=lambda part: -len(part[0]))
+    if len(ordered) > GROUP:
+        groups = [ordered[start : start + GROUP] for start in range(0, len(ordered), GROUP)]
+        ordered = [_joined(group, word) for group in groups]
+    return f"({word.join(sql for sql, _ in ordered)})", [argument for _, more in ordered for argument in more]
 
 
 def _column(field: str) -> tuple[str, list[Any]]:

@@ -24,6 +24,13 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
+def _nested(depth: int, years: list[int]) -> dict[str, Any]:
+    """As many conditions, one inside of the other, as filters may have."""
+    if not depth:
+        return {"year": years}
+    return {"$and" if depth % 2 else "$or": [{"lang": "en"} if depth % 2 else {"lang": "x"}, _nested(depth - 1, years)]}
+
+
 FILTERS: list[tuple[dict[str, Any], set[int]]] = [
     ({"lang": "en"}, {0, 2}),
     ({"lang": ["en", "sv"]}, {0, 1, 2}),
@@ -41,6 +48,10 @@ FILTERS: list[tuple[dict[str, Any], set[int]]] = [
     ({"a.b": 1}, {4}),
     ({"it's odd": "x"}, {4}),
     ({"lang": "' OR 1=1 --"}, set()),
+    ({"year": {"in": [*range(1023), 2019]}}, {0}),
+    ({"$and": [{"lang": "en"}, *({"year": {"ne": number}} for number in range(1023))]}, {0, 2}),
+    ({"$or": [{"$and": [{"lang": "en"}] * 32}] * 32}, {0, 2}),
+    (_nested(15, [*range(1008), 2019]), {0}),
 ]
 
 
