@@ -65,9 +65,13 @@ class PruningReport:
         """What a user should know before using the file."""
         found = []
         if self.influence_kl is not None and self.kl_unrounded is not None:
+            is_worse = self.kl_unrounded > self.influence_kl
+            advice = (
+                "use influence (--by influence)" if is_worse else "judge both by another text with `kvarn evaluate`"
+            )
             found.append(
                 f"{self.by} looks at no activations: KL {self.kl_unrounded:.3f} on the text, the same shape by "
-                f"influence gives {self.influence_kl:.3f}; use influence (--by influence)"
+                f"influence gives {self.influence_kl:.3f}; {advice}"
             )
         if self.encoded_again:
             found.append(

@@ -52,11 +52,16 @@ def hidden_step(weights: WeightSource, spec: ModelSpec) -> int:
 
 
 def cut_hidden(hidden: int, ratio: float, step: int) -> int:
-    """The multiple of step nearest to what a ratio leaves; all of it for 0."""
+    """The multiple of step nearest to what a ratio leaves; all of it for 0. One that leaves all or none is refused."""
     if ratio == 0:
         return hidden
-    wanted = hidden * (1 - ratio)
-    return min(hidden, max(step, round(wanted / step) * step))
+    left = round(hidden * (1 - ratio) / step) * step
+    if 0 < left < hidden:
+        return left
+    possible = sorted({1 - channels / hidden for channels in range(step, hidden, step)})
+    listed = f"give {possible[0]:.3g} to {possible[-1]:.3g}" if possible else f"there are only {hidden:,}; leave it out"
+    what = "none would stay" if left <= 0 else "nothing would go"
+    raise ConfigError(f"ffn is {ratio:g}: channels go by {step}, of {hidden:,} {what}; {listed}")
 
 
 def head_shapes(shape: CutShape) -> Iterator[tuple[int, int]]:

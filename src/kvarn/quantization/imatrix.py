@@ -48,7 +48,7 @@ class InputStatistics:
 class ImportanceMatrix:
     """Statistics by the name of the weight; digests: sha256 of the texts they were taken on."""
 
-    entries: Mapping[str, InputStatistics]
+    entries: Mapping[str, InputStatistics] = field(repr=False)  # many thousands of numbers
     datasets: tuple[str, ...] = ()
     digests: tuple[str, ...] = ()
     num_chunks: int = 0

@@ -58,6 +58,10 @@ def test_how_near_a_size_is_hit_is_told(kvarn: Kvarn, source: Path, text: Path, 
     assert done.returncode == 0, done.stderr
     told = f"{small.stat().st_size / size:.2%} of the {size:,} bytes allowed: channels go by 32"
     assert told.encode() in done.stdout
+    copy = str(tmp_path / "copy.gguf")
+    done = kvarn("prune", str(source), "--bytes", str(10 * size), "--text", str(text), "-o", copy)
+    assert f"no more than the {10 * size:,} bytes allowed: nothing was removed".encode() in done.stdout
+    assert b"types fill" not in done.stdout
 
 
 def test_a_report_for_machines_and_a_warning(kvarn: Kvarn, source: Path, text: Path, tmp_path: Path) -> None:

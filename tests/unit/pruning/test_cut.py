@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import kvarn
+from kvarn.errors import ConfigError
 from kvarn.formats.gguf.reader import GGUFFile
 from kvarn.formats.weights import TensorType
 from kvarn.models.describe import describe
 from kvarn.pruning.cut import Cut, LayerCut, PrunedWeights, whole
+from kvarn.pruning.shapes import cut_hidden
 from tests.float_model import LAYERS, write_float_model, write_text
 from tests.unit.pruning.models import HEAD_DIM, HEADS, HIDDEN, WIDTH, Float32, logits_of, write_changed
 
@@ -103,6 +105,22 @@ def test_a_file_that_is_small_enough_is_copied_and_nothing_is_measured(tmp_path:
     report = kvarn.prune(source, target, tmp_path / "copy.gguf", options=kvarn.PruneOptions(text=text))
     assert (tmp_path / "copy.gguf").read_bytes() == source.read_bytes()
     assert report.kl is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "message"), [(1.0, "none would stay"), (0.97, "none would stay"), (0.05, "nothing would go")]
+)
+def test_a_ratio_of_channels_that_leaves_none_or_all_is_refused_with_those_that_are_possible(
+    text: Path, tmp_path: Path, ratio: float, message: str
+) -> None:
+    source = write_float_model(tmp_path / "source.gguf", width=WIDTH, hidden=HIDDEN)
+    target, options = kvarn.PruneTarget(layers=1, ffn=ratio), kvarn.PruneOptions(text=text)
+    with pytest.raises(ConfigError, match=f"by 32, of {HIDDEN} {message}; give 0.167 to 0.833"):
+        kvarn.prune(source, target, tmp_path / "out.gguf", options=options)
+    assert list(tmp_path.iterdir()) == [source]
+    assert [cut_hidden(HIDDEN, possible, 32) for possible in (0.167, 0.833)] == [HIDDEN - 32, 32]
+    with pytest.raises(ConfigError, match="there are only 32; leave it out"):
+        cut_hidden(32, 0.5, 32)
 
 
 def cut_of(source: GGUFFile) -> Cut:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,16 @@ def test_activations_find_what_matters_and_random_loses(source: Path, texts: tup
         assert any("looks at no activations" in warning for warning in report.warnings) == is_warned
     assert found["influence"] == found["activation"]
     assert max(found["activation"], found["flap"]) < 0.1 * min(found["random"], found["magnitude"])
+
+
+def test_a_criterion_that_measured_no_worse_is_not_told_to_be(
+    source: Path, texts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    report = pruned(source, tmp_path / "l2.gguf", texts[0], kvarn.PruneTarget(layers=1), by="l2")
+    assert report.kl_unrounded is not None
+    for factor, is_worse in ((0.5, True), (1.0, False), (2.0, False)):
+        (warning,) = replace(report, influence_kl=factor * report.kl_unrounded).warnings
+        assert ("use influence" in warning) == is_worse
 
 
 def test_a_refit_is_nearer_to_the_source(source: Path, texts: tuple[Path, Path], tmp_path: Path) -> None:

@@ -153,6 +153,12 @@ def test_a_stopped_collection_goes_on(model: Path, text: Path, tmp_path: Path, m
         assert resumed.entries[name].counts.tolist() == found.counts.tolist()
 
 
+def test_what_a_prompt_shows_of_it_is_a_line(model: Path, text: Path, tmp_path: Path) -> None:
+    shown = repr(collected(model, text, tmp_path / "small.imatrix"))
+    assert len(shown) < 400
+    assert repr(text.name) in shown
+
+
 def test_a_finished_collection_may_still_be_merged(model: Path, text: Path, tmp_path: Path) -> None:
     other = collected(model, write_text(tmp_path / "b.txt", seed=5), tmp_path / "other.gguf", chunks=4)
     whole = collected(model, text, tmp_path / "imatrix.gguf")

@@ -162,7 +162,9 @@ def _print_report(report: PruningReport) -> None:
         f"{report.kept:.1%} of the weights of all layers, {report.seconds:.1f} s"
     )
     print(f"  {after.shape}; before: {before.shape}")
-    if report.budget_bytes is not None:
+    if report.budget_bytes is not None and after.shape == before.shape:
+        print(f"  the source has no more than the {report.budget_bytes:,} bytes allowed: nothing was removed")
+    elif report.budget_bytes is not None:
         print(
             f"  {after.num_bytes / report.budget_bytes:.2%} of the {report.budget_bytes:,} bytes allowed: channels go "
             f"by {report.channel_step}; with --keep X --bytes N types fill the rest"
