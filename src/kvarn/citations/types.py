@@ -48,6 +48,12 @@ class SentenceSupport:
         return bool(self.passages)
 
 
+def pages_told(page: int, text: str) -> str:
+    """The pages of a PDF that a text is on, from the one where it begins: form feeds part them."""
+    last = page + text.count("\f")
+    return f"page {page}" if last == page else f"pages {page}-{last}"
+
+
 class Attributor(Protocol):
     """What compares an answer with the sources that were in its prompt."""
 

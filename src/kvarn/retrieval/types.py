@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.checks import check_parameter, cut, short
+from kvarn.citations.types import pages_told
 from kvarn.errors import InvalidParameter
 
 Float32 = npt.NDArray[np.float32]
@@ -144,7 +145,7 @@ class Hit:
         """Where it is, as short as possible: source:first-last, source, page 3 or source:start-end in characters."""
         source = self.source or self.document
         if self.page is not None:
-            return f"{source}, page {self.page}"
+            return f"{source}, {pages_told(self.page, self.text)}"
         first, last = self.lines or self.span
         return f"{source}:{first}-{last}" if self.lines else f"{source}, characters {first}-{last}"
 

@@ -256,8 +256,9 @@ class _TwoSources(_NothingFound):
     """Two sources, of which the second supports what the answer has to say."""
 
     def ground(self, messages: Sequence[Mapping[str, Any]], count: Callable[[str], int], context: int) -> Grounded:
-        citations = tuple(
-            Citation(n, f"{n}", f"{n}.md", f"{n}.md", (0, 9), 1.0, lines=(n, n + 1), page=None) for n in (1, 2)
+        citations = (
+            Citation(1, "1", "1.pdf", "1.pdf", (0, 9), 1.0, page=3, text="It is.\fSo it is."),
+            Citation(2, "2", "2.md", "2.md", (0, 9), 1.0, lines=(2, 3)),
         )
         return Grounded(messages, citations, constraint=Regex(r"It is\. It may be\."), attributor=self)
 
@@ -278,7 +279,7 @@ def test_cited_sources_and_unsupported_sentences_are_marked(tmp_path: Path) -> N
     assert completion is not None
     assert (completion.citations, completion.sentences) == (answered.citations, answered.sentences)
     assert list(source_lines(completion)) == [
-        "[1] 1.md:1-2, not cited",
+        "[1] 1.pdf, pages 3-4, not cited",
         "[2] 2.md:2-3, cited",
         "not in the sources: It may be.",
     ]

@@ -84,7 +84,7 @@ def test_hits_know_their_lines_and_pages(opener: Opener) -> None:
             "word": (None, None),
         }
         assert hits["text"].metadata == {"n": 1}
-        assert hits["text"].place == "text:1-4"
+        assert [hits[name].place for name in ("text", "pdf")] == ["text:1-4", "pdf, pages 1-2"]
         assert {one["id"]: one["metadata"] for one in collection.documents()}["text"] == {"n": 1}
 
 

@@ -80,6 +80,16 @@ def test_a_heading_without_a_text_is_no_chunk_of_its_own() -> None:
     assert chunks[0].text.startswith("# Mills")
 
 
+def test_a_heading_of_restructured_text_is_no_chunk_of_its_own() -> None:
+    text = "====\nMill\n====\n\n.. _build:\n\nBuild\n=====\n\nTurn it.\n\nRun\n---\n\nIt turns.\n\nEnd\n---\n"
+    chunks = split(Document(text, kind="rst"), Chunking(), lambda part: len(part.split()))
+    assert [(chunk.text.split()[0], chunk.text.split()[-1], chunk.heading) for chunk in chunks] == [
+        ("====", "it.", "Mill > Build"),
+        ("Run", "turns.", "Mill > Build > Run"),
+        ("End", "---", "Mill > Build > End"),
+    ]
+
+
 def test_a_word_longer_than_a_chunk_is_split() -> None:
     chunks = split(Document("x" * 1000), Chunking(100, 0), len)
     assert "".join(chunk.text for chunk in chunks) == "x" * 1000

@@ -184,6 +184,16 @@ def test_a_question_that_goes_on_is_looked_up_with_the_one_before_it(tmp_path: P
         assert grounding.ground(_talk(long, "No.", text), _count, 2048).is_refused
 
 
+@pytest.mark.parametrize("text", ["and when?", "why is it so?", "wann?"])
+def test_a_question_without_a_word_of_its_own_is_never_looked_up_alone(tmp_path: Path, text: str) -> None:
+    with Collection("c", folder=tmp_path, model=WordEmbedder(256)) as collection:
+        collection.add([Document("a mill grinds grain", id="mill"), Document(text, id="noise")])
+        grounding = collection.grounding(k=1)
+        assert [one.id for one in grounding.ground(_talk(text), _count, 2048).citations] == ["noise#0"]
+        goes_on = grounding.ground(_talk("a mill grinds grain for what", "Bread.", text), _count, 2048)
+        assert [citation.id for citation in goes_on.citations] == ["mill#0"]
+
+
 @pytest.mark.parametrize("text", ["what is bitcoin?", "which ships sail to harbours"])
 def test_another_topic_after_a_question_is_refused(tmp_path: Path, text: str) -> None:
     with Collection("c", folder=tmp_path, model=WordEmbedder(256)) as collection:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from kvarn.citations.types import Citation, CitedPassage, SentenceSupport
+from kvarn.citations.types import Citation, CitedPassage, SentenceSupport, pages_told
 from kvarn.types import Completion
 
 
@@ -34,7 +34,7 @@ def _place(citation: Citation) -> str:
     source = citation.source or citation.document
     if citation.lines is not None:
         return f"{source}:{citation.lines[0]}-{citation.lines[1]}"
-    return source if citation.page is None else f"{source}, page {citation.page}"
+    return source if citation.page is None else f"{source}, {pages_told(citation.page, citation.text)}"
 
 
 def _read(retrieval: Mapping[str, Any], name: str, read: Any) -> Iterator[Any]:

@@ -24,6 +24,7 @@ _DEFINITION = re.compile(
     r"\b[^\n]*",
     re.MULTILINE,
 )
+_TARGET = re.compile(r"\.\. _[^\n]*:$")
 _DECORATOR = re.compile(r"@\w")
 
 
@@ -32,12 +33,19 @@ def sections(text: str, kind: Kind) -> Iterator[tuple[int, int, str]]:
     starts = itertools.chain([(0, "")], _marks(text, kind), [(len(text), "")])
     begun: int | None = None  # where a heading stands that has nothing of its own below it
     for (start, heading), (end, _) in itertools.pairwise(starts):
-        is_bare = heading and end < len(text) and not text[start:end].strip().partition("\n")[2].strip()
-        if is_bare:
+        if heading and end < len(text) and _is_bare(text[start:end], kind):
             begun = start if begun is None else begun
         elif text[start:end].strip():
             yield start if begun is None else begun, end, heading
             begun = None
+
+
+def _is_bare(section: str, kind: Kind) -> bool:
+    """Whether a section is its heading alone; in reStructuredText with rules about it, and names for links."""
+    if kind != "rst":
+        return not section.strip().partition("\n")[2].strip()
+    said = (line for _, line in _lines(section) if line and not _is_rule(line) and not _TARGET.match(line))
+    return len(list(itertools.islice(said, 2))) < 2
 
 
 def _marks(text: str, kind: Kind) -> Iterable[tuple[int, str]]:
@@ -116,10 +124,10 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _below_column_names(text: str) -> list[tuple[int, str]]:
-    """The rows of a table as one section, whose heading is the first row if that holds names; all chunks repeat it."""
+    """A table as one section, whose heading is the first row if that holds names; all chunks repeat it."""
     end = text.find("\n")
     first = text[: max(end, 0)]
     cells = [cell.strip(" \"'") for cell in re.split("[,;\t|]", first[:MAX_LINE_CHARS])]
     if len(cells) < 2 or not all(cells) or any(_NUMBER.fullmatch(cell) for cell in cells):
         return []
-    return [(end + 1, first)]
+    return [(0, first)]

@@ -81,18 +81,21 @@ class Grounding:
         )
 
     def _found(self, messages: Sequence[Message]) -> tuple[str, list[Hit]]:
-        """The hits for the last question; for one such as "and why?" those of the question before it, if they serve."""
+        """The hits for the last question; for one such as "and why?" those of the question before it, if they serve.
+
+        One without a word of its own is never looked up alone: what has its words answers something else.
+        """
         query = self.query or last_question(messages)
-        hits = self._search(query)
-        if self.query or self._is_answered(hits) or is_greeting(query, language := self.collection.language):
-            return query, hits
+        hits, language = self._search(query), self.collection.language
         own, before = own_words(query, language), question_before(questions(messages), language)
-        if before is None or len(own) > 1:
+        if self.query or before is None or is_greeting(query, language) or (own and self._is_answered(hits)):
+            return query, hits
+        if len(own) > 1:
             return query, hits
         together = f"{before} {query}"[-MAX_QUERY_CHARS:]
         found = self._search(together)
         is_known = all(word in hit.text.casefold() for word in own for hit in found[:1])
-        return (together, found) if is_known and self._is_answered(found) else (query, hits)
+        return (together, found) if not own or (is_known and self._is_answered(found)) else (query, hits)
 
     def _search(self, query: str) -> list[Hit]:
         return self.collection.search(query, self.k, self.mode, self.filter, self.tuning)
