@@ -58,8 +58,9 @@ def cut_hidden(hidden: int, ratio: float, step: int) -> int:
     left = round(hidden * (1 - ratio) / step) * step
     if 0 < left < hidden:
         return left
-    possible = sorted({1 - channels / hidden for channels in range(step, hidden, step)})
-    listed = f"give {possible[0]:.3g} to {possible[-1]:.3g}" if possible else f"there are only {hidden:,}; leave it out"
+    possible = [f"{1 - channels / hidden:.3g}" for channels in range(hidden - step, 0, -step)]
+    ends = " to ".join(dict.fromkeys([possible[0], possible[-1]])) if possible else ""
+    listed = f"give {ends}" if ends else f"there are only {hidden:,}; leave it out"
     what = "none would stay" if left <= 0 else "nothing would go"
     raise ConfigError(f"ffn is {ratio:g}: channels go by {step}, of {hidden:,} {what}; {listed}")
 

@@ -119,8 +119,9 @@ def test_a_ratio_of_channels_that_leaves_none_or_all_is_refused_with_those_that_
         kvarn.prune(source, target, tmp_path / "out.gguf", options=options)
     assert list(tmp_path.iterdir()) == [source]
     assert [cut_hidden(HIDDEN, possible, 32) for possible in (0.167, 0.833)] == [HIDDEN - 32, 32]
-    with pytest.raises(ConfigError, match="there are only 32; leave it out"):
-        cut_hidden(32, 0.5, 32)
+    for channels, told in ((32, "there are only 32; leave it out"), (64, "give 0.5$")):
+        with pytest.raises(ConfigError, match=told):
+            cut_hidden(channels, 0.1, 32)
 
 
 def cut_of(source: GGUFFile) -> Cut:
