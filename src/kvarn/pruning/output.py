@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvarn.evaluation.model import fitting_context
-from kvarn.evaluation.text import DIGESTS, calibration_digests
+from kvarn.evaluation.text import DIGESTS, calibration_digests, read_text
 from kvarn.formats.gguf.new_file import NewFile
 from kvarn.formats.gguf.reader import GGUFFile
 from kvarn.formats.gguf.writer import Streamed, gguf_size, write_gguf, write_gguf_to
@@ -23,7 +22,7 @@ from kvarn.pruning.cut import PrunedWeights
 from kvarn.pruning.options import PruneOptions
 from kvarn.quantization.allocation.allocate import SizeTarget
 from kvarn.quantization.blocks import Bytes
-from kvarn.quantization.collect import ImatrixOptions, collect_imatrix
+from kvarn.quantization.collect import ImatrixOptions, imatrix_of
 from kvarn.quantization.disk import require_room
 from kvarn.quantization.plan import refuse_requantizing
 from kvarn.quantization.quantize import QuantizeOptions, quantize
@@ -73,15 +72,15 @@ class PrunedFile:
             self._write(output, weights, metadata)
             return
         tensors = self._tensors(output, weights)
-        with closing(NewFile(output.parent)) as floats, tempfile.TemporaryDirectory() as folder:
+        with closing(NewFile(output.parent)) as floats:
             write_gguf_to(floats.file, metadata, tensors, progress=self._show("pruned.gguf"))
-            self._quantize(floats.path, self.options.then, output, Path(folder) / "pruned.imatrix")
+            self._quantize(floats.path, self.options.then, output)
 
-    def _quantize(self, floats: Path, then: str | SizeTarget, output: Path, matrix: Path) -> None:
+    def _quantize(self, floats: Path, then: str | SizeTarget, output: Path) -> None:
         few = ImatrixOptions(IMATRIX_CHUNKS, fitting_context(floats, IMATRIX_CONTEXT), self.threads)
-        collect_imatrix(floats, matrix, text=self.options.text, options=few, progress=self.progress)
+        matrix = imatrix_of(floats, read_text(self.options.text), few, self.progress)
         chosen = QuantizeOptions(
-            imatrix=matrix,
+            imatrix=replace(matrix, path="pruned.imatrix"),
             requantize=True,
             force=self.options.force,
             threads=self.threads,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -83,10 +84,23 @@ def collect_imatrix(
     read = [*text_paths(text), *map(Path, chosen.merge)]
     require_writable(target, path, force=chosen.force or chosen.resume, inputs=read)
     before = _before(target, words, chosen)
-    loaded = load_model(path, EngineConfig(threads=chosen.threads, context=chosen.context, backend="native"))
-    try:
-        collection = _Collection(loaded, _file_names(path), words, chosen)
+    with _collection(path, words, chosen) as collection:
         return collection.run(target, before, progress)
+
+
+def imatrix_of(
+    path: Path, words: RunningText, options: ImatrixOptions, progress: OnProgress | None
+) -> ImportanceMatrix:
+    """The importance matrix of a model on a text, which is kept in no file."""
+    with _collection(path, words, options) as collection:
+        return collection.run(None, None, progress)
+
+
+@contextmanager
+def _collection(path: Path, words: RunningText, options: ImatrixOptions) -> Iterator[_Collection]:
+    loaded = load_model(path, EngineConfig(threads=options.threads, context=options.context, backend="native"))
+    try:
+        yield _Collection(loaded, _file_names(path), words, options)
     finally:
         loaded.close()
 
@@ -126,8 +140,10 @@ class _Collection:
         self._head = np.zeros(model.spec.width), np.zeros(model.spec.width), np.zeros(model.spec.width, np.float32)
         self._num_rows = 0
 
-    def run(self, output: Path, before: ImportanceMatrix | None, progress: OnProgress | None) -> ImportanceMatrix:
-        """Collect all chunks that are not in `before` yet, saving now and then."""
+    def run(
+        self, output: Path | None, before: ImportanceMatrix | None, progress: OnProgress | None
+    ) -> ImportanceMatrix:
+        """Collect all chunks that are not in `before` yet, saving now and then where there is an output."""
         chunks, found = self._chunks(), before
         done = 0 if before is None else before.num_chunks
         others = [read_imatrix(path) for path in self._options.merge]
@@ -139,13 +155,13 @@ class _Collection:
             self._see(chunks.ids[number])
             if number + 1 == len(chunks.ids) or (number + 1 - done) % SAVE_CHUNKS == 0:
                 found = self._matrix(number + 1 - done, before)
-                write_imatrix(output, found)
+                _save(output, found)
             if progress is not None:
-                progress(number + 1, len(chunks.ids), output.name)
+                progress(number + 1, len(chunks.ids), "imatrix" if output is None else output.name)
         assert found is not None
         if others:
             found = reduce(merged, others, found)
-            write_imatrix(output, found)
+            _save(output, found)
         return replace(found, unobserved=self._unobserved(found))
 
     def _unobserved(self, found: ImportanceMatrix) -> tuple[str, ...]:
@@ -207,6 +223,11 @@ class _Collection:
             rows = np.array([self._num_rows], np.uint64)
             sums = InputSums(squares[None], magnitudes[None], largest[None], rows)
             yield "token_embd.weight" if spec.head.tied else "output.weight", _statistics(sums)
+
+
+def _save(output: Path | None, matrix: ImportanceMatrix) -> None:
+    if output is not None:
+        write_imatrix(output, matrix)
 
 
 def _attention_inputs(mixer: object, width: int) -> Iterator[tuple[str, int, int, tuple[str, ...]]]:

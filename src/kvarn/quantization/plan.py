@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from kvarn.backends.native import _native
 from kvarn.errors import ConfigError
 from kvarn.evaluation.model import fitting_context
-from kvarn.evaluation.text import RunningText, TextFiles
+from kvarn.evaluation.text import RunningText
 from kvarn.formats.gguf.writer import Streamed, alignment_of, gguf_size, padded
 from kvarn.formats.weights import TensorInfo, TensorType, conversions
 from kvarn.hub import OnProgress
@@ -22,7 +21,7 @@ from kvarn.quantization.allocation.candidates import fitting_types
 from kvarn.quantization.allocation.measured_file import MeasuredFile, measured_key
 from kvarn.quantization.allocation.probe import DivergenceProbe
 from kvarn.quantization.blocks import FLOATS
-from kvarn.quantization.collect import ImatrixOptions, collect_imatrix
+from kvarn.quantization.collect import ImatrixOptions, imatrix_of
 from kvarn.quantization.imatrix import ImportanceMatrix
 from kvarn.quantization.recipes import (
     FILE_TYPES,
@@ -70,7 +69,6 @@ class SizePlanner:
     path: Path
     target: SizeTarget
     text: RunningText
-    text_files: TextFiles
     threads: int
     progress: OnProgress | None
     measures_result: bool = True  # run the whole choice at the end, as it will be written
@@ -107,9 +105,7 @@ class SizePlanner:
     def imatrix(self) -> ImportanceMatrix:
         """An importance matrix of the text itself."""
         options = ImatrixOptions(IMATRIX_CHUNKS, fitting_context(self.path, IMATRIX_CONTEXT), self.threads)
-        with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder) / "imatrix.gguf"
-            return collect_imatrix(self.path, output, text=self.text_files, options=options, progress=self.progress)
+        return imatrix_of(self.path, self.text, options, self.progress)
 
     def _budget(self, source: ModelSource, metadata: dict[str, Any]) -> Budget:
         """What is left for the matrices when everything else has its place."""

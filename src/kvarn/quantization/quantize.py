@@ -40,14 +40,15 @@ QUANTIZATION_VERSION = 2  # of the block layouts, as GGUF counts them
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """imatrix: a file of `kvarn imatrix`. pure: the one type for every matrix. requantize: also from quantised types.
+    """imatrix: a file of `kvarn imatrix`, or what collect_imatrix gave. pure: the one type for every matrix.
 
+    requantize: also from quantised types.
     force: replace an output that exists. method: one of METHODS; None: imatrix where one is given, else rtn.
     text: files for a size and for gptq, which measure; never the ones to judge the result by.
     measured: of a size, keep what was measured in this file, and take from it what it has already.
     """
 
-    imatrix: str | os.PathLike[str] | None = None
+    imatrix: str | os.PathLike[str] | ImportanceMatrix | None = None
     pure: bool = False
     requantize: bool = False
     force: bool = False
@@ -60,7 +61,7 @@ class QuantizeOptions:
         check_parameter.integer("threads", self.threads, 1, MAX_THREADS, optional=True)
         check_parameter.one_of("method", self.method, METHODS, optional=True)
         for name in ("imatrix", "measured"):
-            if getattr(self, name) is not None:
+            if not isinstance(getattr(self, name), ImportanceMatrix | None):
                 check_parameter.path(name, getattr(self, name))
         for name in ("pure", "requantize", "force"):
             check_parameter.flag(name, getattr(self, name))
@@ -75,7 +76,7 @@ class QuantizeOptions:
     def inputs(self) -> list[Path]:
         """The files that are read beside the source."""
         named = (self.imatrix, self.measured)
-        return [*text_paths(self.text), *(Path(one) for one in named if one is not None)]
+        return [*text_paths(self.text), *(Path(one) for one in named if not isinstance(one, ImportanceMatrix | None))]
 
     def check_for(self, type: str | SizeTarget) -> None:
         """Refuse what does not go together with a type or a size."""
@@ -173,7 +174,8 @@ class _Job:
         self._path, self._source, self._options, self._progress = path, source, options, progress
         self._threads = options.threads or choose_threads().count
         self._text = read_text(options.text) if options.has_text else None
-        self.matrix = None if options.imatrix is None else read_imatrix(options.imatrix)
+        given = options.imatrix
+        self.matrix = given if isinstance(given, ImportanceMatrix | None) else read_imatrix(given)
         if self.matrix is not None:
             require_match(self.matrix, source.weights.tensors)
 
@@ -191,7 +193,6 @@ class _Job:
             self._path,
             target,
             self._text,
-            self._options.text,
             self._threads,
             self._progress,
             measures_result=self._options.method != "gptq",

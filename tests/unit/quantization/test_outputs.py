@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,3 +111,24 @@ def test_a_name_as_long_as_names_can_be_is_given(source: Path, tmp_path: Path) -
     output = tmp_path / ("o" * 250 + ".gguf")
     kvarn.quantize(source, "Q4_0", output)
     assert {path.name for path in tmp_path.iterdir()} == {output.name, source.name}
+
+
+def test_nothing_is_written_outside_of_the_outputs_folder(
+    source: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # what kill -9 would leave there, nobody finds
+    size = kvarn.SizeTarget(bits_per_weight=6.0)
+    kvarn.quantize(source, size, tmp_path / "size.gguf", options=kvarn.QuantizeOptions(text=text))
+    for then in ("Q8_0", size):
+        output = tmp_path / f"{then}.gguf"
+        kvarn.prune(source, kvarn.PruneTarget(layers=1), output, options=kvarn.PruneOptions(text=text, then=then))
+        assert GGUFFile(output).metadata["quantize.imatrix.file"] == "pruned.imatrix"
+
+
+def test_an_imatrix_in_memory_is_as_good_as_its_file(source: Path, text: Path, tmp_path: Path) -> None:
+    options = kvarn.ImatrixOptions(chunks=4, context=32)
+    matrix = kvarn.collect_imatrix(source, tmp_path / "imatrix", text=text, options=options)
+    for name, given in (("file", tmp_path / "imatrix"), ("memory", matrix)):
+        kvarn.quantize(source, "Q4_0", tmp_path / name, options=kvarn.QuantizeOptions(imatrix=given))
+    read, held = (GGUFFile(tmp_path / name) for name in ("file", "memory"))
+    assert all((read.raw(name) == held.raw(name)).all() for name in read.tensors)
