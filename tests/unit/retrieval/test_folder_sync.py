@@ -288,6 +288,43 @@ def test_the_working_folder_is_followed_under_its_short_name(tmp_path: Path, roo
         assert {one["id"] for one in collection.documents()} == {"../other.txt", "b.txt"}
 
 
+@pytest.mark.parametrize("again", ["absolute", "elsewhere", "above", "below"])
+def test_a_folder_by_another_name_is_the_same_folder(tmp_path: Path, root: Path, again: str) -> None:
+    """Before, what had changed was there twice: as it was, and as it is."""
+    top, files = root.absolute(), root.absolute() / "sub" / "in"
+    files.mkdir(parents=True)
+    for number in range(12):
+        (files / f"{number}.txt").write_text(f"about mill {number}")
+    folders = {"absolute": top / "sub", "elsewhere": Path("sub"), "above": top, "below": files}
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        collection.add({"text": "kept", "id": "other.txt", "source": "other.txt"})
+        collection.sync("docs/sub")
+        (files / "3.txt").write_text("about stars")
+        (files / "4.txt").rename(files / "moved.txt")
+        if again == "elsewhere":
+            os.chdir(top)
+        report = collection.sync(folders[again])
+        place = Path("sub/in") if again == "elsewhere" else files
+        there = {(place / one.name).as_posix() for one in files.iterdir()}
+        assert {one["id"] for one in collection.documents()} == there | {"other.txt"}
+        assert (len(report.moved), report.added.updated, report.added.added, report.removed) == (12, 1, 0, ())
+        assert not collection.sync(folders[again]).has_changes
+
+
+def test_names_of_one_folder_that_are_both_there_become_one(tmp_path: Path, root: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (root / name).write_text(f"about {name}")
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        collection.sync("docs")
+        collection.add({"text": "about a, read by its other name", "id": str(path := root.absolute() / "a.txt")})
+        collection.add({"text": "about a, as it was", "id": str(path), "source": str(path)})
+        report = collection.sync(root.absolute())
+        assert {one["id"] for one in collection.documents()} == {str(path), str(root.absolute() / "b.txt")}
+        assert (report.removed, list(report.moved)) == (("docs/a.txt",), ["docs/b.txt"])
+        (hit,) = collection.search("about a.txt", 1, "sparse", {"id": str(path)})
+        assert hit.text == "about a.txt"
+
+
 def test_links_in_circles_and_deep_folders_are_scanned(tmp_path: Path, root: Path) -> None:
     (root / "self.txt").symlink_to("self.txt")
     (root / "one").symlink_to("two")

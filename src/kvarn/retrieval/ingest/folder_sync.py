@@ -69,7 +69,7 @@ def sync_folder(
     root = Path(folder)
     identity = folder_identity(root)
     scan, known = scan_folder(root), SyncedFiles(collection.folder)
-    stored = collection.files_below(_id(root))
+    renamed, stale, stored = _by_this_name(collection, root, known)
     read = _read_all(root, scan, stored, known)
     unlisted = {_id(root / name) for name in scan.unlisted}
     read.kept |= {id_ for id_ in stored if not unlisted.isdisjoint(places_of(id_))}
@@ -83,15 +83,35 @@ def sync_folder(
         _require_plausible(root, scan, (len(stored), len(gone)))
     if folder_identity(root) != identity:
         raise ConfigError(f"{root} was unmounted or replaced while it was read; nothing was changed. Sync again")
+    collection.rename(renamed)
     moved = collection.rename(moves)
-    collection.delete([id_ for id_ in gone if id_ not in moves.values()])
+    collection.delete([*stale, *(id_ for id_ in gone if id_ not in moves.values())])
     stored = collection.files_below(_id(root))
     changed = [id_ for id_ in wanted if stored.get(id_) != wanted[id_]]
     report = collection.add(_documents(changed, read), on_added=on_added) if changed else AddReport()
-    known.remember(lambda id_: _id(root) in places_of(id_), read.entries())
+    known.remember(root, lambda id_: id_ in renamed or _id(root) in places_of(id_), read.entries())
+    told = {old: moved.get(new, new) for old, new in renamed.items() if new not in gone} | {
+        old: new for old, new in moved.items() if old not in renamed.values()
+    }
     return SyncReport(
-        report, moved, tuple(gone), duplicates | dict(report.duplicates), failed | read.failed, scan.skipped
+        report, told, (*stale, *gone), duplicates | dict(report.duplicates), failed | read.failed, scan.skipped
     )
+
+
+def _by_this_name(
+    collection: Collection, root: Path, known: SyncedFiles
+) -> tuple[dict[str, str], list[str], dict[str, bytes]]:
+    """Documents to rename as the folder had another name before, those that are there by both names, and all."""
+    stored, renamed, stale = collection.files_below(_id(root)), {}, []
+    for old, new in known.other_names(root).items():
+        for id_, digest in collection.files_below(old).items():
+            name = (Path(new) / Path(id_).relative_to(old)).as_posix()
+            stored.pop(id_, None)
+            if name in stored:
+                stale.append(id_)
+            else:
+                renamed[id_], stored[name] = name, digest
+    return renamed, stale, stored
 
 
 def places_of(id_: str) -> Iterator[str]:
