@@ -16,6 +16,7 @@ namespace {
 using namespace wide;
 
 constexpr int kBlock = 32, kRefits = 3;
+constexpr float kRounding = 1e-6f;  // of a sum of 32 products in float
 constexpr float kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};  // IQ4_NL
 
 // x ~ scale * level(q) + low
@@ -88,13 +89,12 @@ KVARN_WIDE void sums(const Group& in, const Grid& grid, Floats per_scale, Floats
     }
 }
 
-// Scale and minimum as they are stored: of the halves around the best ones those that leave the least error. Where one
-// column outweighs all others, that rounding is most of its error.
+// Scale and minimum as they are stored: of the halves around these and around those in out, which leave the error
+// `least`, those that leave the least. Where one column outweighs all others, that rounding is most of its error.
 template <class Grid>
-void round_to_halves(const Group& in, const Grid& grid, Floats scale, Floats low, bool has_low, Fitted& out) {
+void round_to_halves(const Group& in, const Grid& grid, Floats scale, Floats low, bool has_low, Floats& least,
+                     Fitted& out) {
     const Floats scales = as_halves(scale), lows = as_halves(low);
-    Floats least = all(std::numeric_limits<float>::infinity());
-    out.scale = scales, out.low = lows;
     for (const int up : {0, -1, 1})
         for (const int down : {0, -1, 1}) {
             if (!has_low && down != 0) continue;
@@ -109,21 +109,30 @@ void round_to_halves(const Group& in, const Grid& grid, Floats scale, Floats low
             out.scale = choose(is_less, d, out.scale);
             out.low = choose(is_less, m, out.low);
         }
+}
+
+template <class Grid>
+void index_all(const Group& in, const Grid& grid, Fitted& out) {
     const Floats per_scale = inverse(out.scale);
     for (int i = 0; i < kBlock; ++i) out.q[i] = grid.index((in.x[i] - out.low) * per_scale);
 }
 
-// Both signs of the scale are tried: the grids reach further down than up.
+// Both signs of the scale are tried: the grids reach further down than up. The best by least squares is rounded to a
+// half; so is every other that might leave less than it does then.
 template <class Grid>
 void fit_scale(const Group& in, const Grid& grid, Fitted& out) {
+    constexpr int kMaxTried = 2 * (2 * 9 + 1) + kRefits;
     const Floats largest = fit::peak(in.x);
-    Floats best{}, merit{}, sum_lx, sum_l2;
+    Floats scales[kMaxTried], merits[kMaxTried], best{}, merit{}, sum_lx, sum_l2;
+    int tried = 0;
     const auto try_grid = [&](Floats per_scale) {
         sums(in, grid, per_scale, sum_lx, sum_l2);
-        const Floats gain = choose(sum_l2 > 0.0f, sum_lx * sum_lx / sum_l2, Floats{});
-        const Ints is_better = gain > merit;
-        merit = choose(is_better, gain, merit);
-        best = choose(is_better, sum_lx / sum_l2, best);
+        scales[tried] = choose(sum_l2 > 0.0f, sum_lx / sum_l2, Floats{});
+        merits[tried] = scales[tried] * sum_lx;
+        const Ints is_better = merits[tried] > merit;
+        merit = choose(is_better, merits[tried], merit);
+        best = choose(is_better, scales[tried], best);
+        ++tried;
     };
     for (int t = -grid.tries(); t <= grid.tries(); ++t) {
         const float reach = grid.lowest() - grid.spread() * static_cast<float>(t);
@@ -131,12 +140,23 @@ void fit_scale(const Group& in, const Grid& grid, Fitted& out) {
         try_grid(-reach * inverse(largest));
     }
     for (int t = 0; t < kRefits; ++t) try_grid(inverse(best));
-    round_to_halves(in, grid, best, Floats{}, false, out);
+    Floats least = all(std::numeric_limits<float>::infinity()), squares{};
+    out.scale = as_halves(best), out.low = Floats{};
+    round_to_halves(in, grid, best, Floats{}, false, least, out);
+    for (int i = 0; i < kBlock; ++i) squares += in.w[i] * in.x[i] * in.x[i];
+    for (int t = 0; t < tried; ++t) {
+        const Floats at_least = squares - merits[t] - kRounding * squares;
+        if (any(at_least < least)) round_to_halves(in, grid, scales[t], Floats{}, false, least, out);
+    }
+    index_all(in, grid, out);
 }
 
 void fit_scale_and_low(const Group& in, float max_quant, Fitted& out) {
     const fit::Affine found = fit::fit_affine(in.x, in.w, {max_quant, -0.9f, 0.05f, 36, false, true});
-    round_to_halves(in, Steps{max_quant}, found.scale, found.low, true, out);
+    Floats least = all(std::numeric_limits<float>::infinity());
+    out.scale = as_halves(found.scale), out.low = as_halves(found.low);
+    round_to_halves(in, Steps{max_quant}, found.scale, found.low, true, least, out);
+    index_all(in, Steps{max_quant}, out);
 }
 
 void store_low_bits(const Fitted& fitted, int lane, uint8_t* nibbles, uint8_t* fifth_bits) {

@@ -53,6 +53,11 @@ KVARN_COMPARISON(!=)
 KVARN_WIDE Floats operator-(Floats x) { return {-x.a, -x.b}; }
 KVARN_WIDE Ints operator&(Ints x, Ints y) { return {x.a & y.a, x.b & y.b}; }
 
+KVARN_WIDE bool any(Ints mask) {
+    const Ints4 found = mask.a | mask.b;
+    return (found[0] | found[1] | found[2] | found[3]) != 0;
+}
+
 KVARN_WIDE Floats choose(Ints mask, Floats yes, Floats no) { return {mask.a ? yes.a : no.a, mask.b ? yes.b : no.b}; }
 KVARN_WIDE Floats least(Floats x, Floats y) { return {y.a < x.a ? y.a : x.a, y.b < x.b ? y.b : x.b}; }
 KVARN_WIDE Floats most(Floats x, Floats y) { return {y.a > x.a ? y.a : x.a, y.b > x.b ? y.b : x.b}; }
