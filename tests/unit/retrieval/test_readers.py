@@ -179,6 +179,28 @@ def test_headings_below_many_long_ones_take_no_more_memory_than_the_text(kind: K
     assert peak < 8 * len(text), f"{peak:,} bytes for {len(text):,} characters"
 
 
+@pytest.mark.parametrize(
+    ("told", "encoding", "said"),
+    [
+        ('<meta charset="iso-8859-1">', "cp1252", "Gruyère – reift"),
+        ("<meta http-equiv=Content-Type content='text/html; charset=Shift_JIS'>", "shift_jis", "来週の会議"),
+        ('<?xml version="1.0" encoding="windows-1251"?>', "cp1251", "Мельница"),
+        ('<meta charset="iso-8859-1">', "utf-8", "Gruyère, converted"),
+    ],
+)
+def test_a_page_is_read_in_the_encoding_that_it_tells(told: str, encoding: str, said: str) -> None:
+    page = f"<html><head>{told}</head><body><p>{said}</p></body></html>"
+    assert read_bytes(page.encode(encoding), "page.html").text.strip() == said
+
+
+@pytest.mark.parametrize("told", ["", "<meta charset=punycode>", "<meta charset=rot13>", "<meta charset=none-such>"])
+def test_a_page_that_tells_no_encoding_is_not_guessed(told: str) -> None:
+    with pytest.raises(DocumentError, match="not UTF-8"):
+        read_bytes(f"{told}<p>Gruyère</p>".encode("cp1252"), "page.html")
+    with pytest.raises(DocumentError, match="not UTF-8"):
+        read_bytes("<meta charset=iso-8859-1>Gruyère".encode("cp1252"), "page.txt")
+
+
 def test_every_chunk_of_a_table_knows_the_names_of_its_columns() -> None:
     rows = "".join(f"mill {n},{n}\n" for n in range(40))
     chunks = _chunks(read_bytes(f"name,year\n{rows}".encode(), "a.csv"), tokens=20)

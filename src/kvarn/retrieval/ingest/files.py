@@ -10,7 +10,7 @@ from pathlib import Path
 from kvarn.errors import ConfigError, DocumentError
 from kvarn.retrieval.ingest.readers.docx import docx_to_text
 from kvarn.retrieval.ingest.readers.epub import epub_to_text
-from kvarn.retrieval.ingest.readers.html import html_to_text
+from kvarn.retrieval.ingest.readers.html import charset_of, html_to_text
 from kvarn.retrieval.ingest.readers.notebook import notebook_to_text
 from kvarn.retrieval.ingest.readers.pdf import pdf_to_text
 from kvarn.retrieval.types import MAX_DOCUMENT_CHARS, MAX_ID_CHARS, Document, Kind
@@ -99,7 +99,7 @@ def read_bytes(data: bytes, source: str, kind: Kind | None = None) -> Document:
     if chosen in _READERS:
         text = _READERS[chosen](data, source)
     else:
-        text = decode(data, source)
+        text = decode(data, source, charset_of(data) if chosen == "html" else None)
         text = html_to_text(text) if chosen == "html" else text
     if not text.strip():
         raise DocumentError("is empty: there is no text in it", source=source)
@@ -110,9 +110,9 @@ def read_bytes(data: bytes, source: str, kind: Kind | None = None) -> Document:
     return Document(text, source=source, kind=chosen)
 
 
-def decode(data: bytes, source: str) -> str:
-    """Text of a file: UTF-8, or UTF-16 and UTF-32 with a byte order mark; other encodings are refused, not guessed."""
-    encoding = "utf-8-sig"
+def decode(data: bytes, source: str, told: str | None = None) -> str:
+    """Text of a file: UTF-8, UTF-16 and UTF-32 with a byte order mark, else what it has told; nothing is guessed."""
+    encoding = "utf-8-sig" if told is None or _is_utf8(data) else told
     for mark, name in (
         (b"\xff\xfe\0\0", "utf-32"),
         (b"\0\0\xfe\xff", "utf-32"),
@@ -131,6 +131,15 @@ def decode(data: bytes, source: str) -> str:
     if "\0" in text:
         raise DocumentError("holds zero bytes, so it is no text; leave it out", source=source)
     return text.replace("\r\n", "\n")
+
+
+def _is_utf8(data: bytes) -> bool:
+    """A page that was converted may still tell its old encoding."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def is_known_kind(name: str) -> bool:

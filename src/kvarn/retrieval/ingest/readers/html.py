@@ -8,7 +8,9 @@ the page for the end of every unfinished tag.
 
 from __future__ import annotations
 
+import codecs
 import re
+from contextlib import suppress
 from html import unescape
 
 SKIPPED = frozenset({"script", "style", "template", "noscript", "svg", "head"})
@@ -27,6 +29,25 @@ _TAG = re.compile(r"""<(/?)([a-zA-Z][^\s/<>"']*)((?:[^<>"']++|"[^"]*+"|'[^']*+')
 _BROKEN_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>\"']*)([^<>]*+)>")  # with unbalanced quotes
 _DECLARATION = re.compile(r"<[!?/][^<>]*+>")
 _HUGE_NUMBER = re.compile(r"&#[0-9]{8,};?")  # beyond Unicode, and slow to convert
+
+
+_CHARSET = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([a-z0-9_-]+)""", re.IGNORECASE)
+CHARSET_BYTES = 1_024  # at the beginning of a page, where HTML wants it told
+CHARSETS = frozenset(
+    {"koi8-r", "koi8-u", "mac-roman", "cp874", "shift_jis", "euc_jp", "euc_kr", "gb2312", "gbk", "gb18030", "big5"}
+    | {f"cp{number}" for number in range(1250, 1259)}
+    | {f"iso8859-{number}" for number in range(2, 17)}
+)
+
+
+def charset_of(page: bytes) -> str | None:
+    """The encoding that a page tells of itself, other than Unicode; Latin-1 means Windows-1252, as in browsers."""
+    if told := _CHARSET.search(page[:CHARSET_BYTES]):
+        with suppress(LookupError):
+            name = codecs.lookup(told[1].decode("ascii")).name
+            name = "cp1252" if name in ("iso8859-1", "ascii") else name
+            return name if name in CHARSETS else None
+    return None
 
 
 def html_to_text(html: str) -> str:
