@@ -11,13 +11,14 @@ import pytest
 from kvarn.errors import RetrievalError
 from kvarn.retrieval.filters import parse_filter
 from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
+from kvarn.retrieval.storage.hnsw import DenseIndex
 from kvarn.retrieval.types import Scored
 from tests.conftest import Size
 from tests.unit.retrieval.words import Float32, clustered, entry, unit
 
 
 def test_recall_at_10_is_at_least_98_percent(tmp_path: Path, size: Size) -> None:
-    num = size(3_000, 20_000)
+    num = size(5_000, 20_000)
     vectors = clustered(num + 100)
     index = _filled(tmp_path, vectors[:num])
     nearest = np.argsort(-(vectors[num:] @ vectors[:num].T), axis=1)[:, :10]
@@ -82,6 +83,22 @@ def test_a_removed_document_is_not_found(tmp_path: Path) -> None:
     assert len(documents) == 50
     index.check()
     index.close()
+
+
+def test_everything_is_found_whatever_was_replaced() -> None:
+    rng, vectors = np.random.default_rng(0), dict[int, Float32]()
+    index = DenseIndex(16, 0, lambda keys: {key: vectors[key] for key in keys})
+    centres = rng.standard_normal((3, 16))
+    for begin in range(0, 6_000, 60):  # many near to each other, all replaced a hundred times
+        index.remove(list(vectors))
+        new = unit(rng.integers(1, 12, (60, 3)) @ centres + 1e-3 * rng.standard_normal((60, 16)))
+        vectors.clear()
+        vectors.update(zip(range(begin, begin + 60), new, strict=True))
+        index.add(list(vectors), new)
+    query = unit(centres[:1])[0]
+    assert set(index.nearest(query, 60).keys.tolist()) == vectors.keys()
+    best = sorted(vectors, key=lambda key: -float(vectors[key] @ query))
+    assert [key for key, _ in index.search(query, 10)] == best[:10]
 
 
 def test_a_vector_of_another_length_is_refused(tmp_path: Path) -> None:

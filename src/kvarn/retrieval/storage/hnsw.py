@@ -25,6 +25,7 @@ EXPANSION_ADD = 128
 EXPANSION_SEARCH = 96
 ADD_BATCH = 256  # vectors added under the lock at once: how long a search may wait
 MIN_RESCORED = 20  # candidates beyond k that are rescored; k of them if k is larger
+MAX_SCANNED = 4096  # vectors that are all compared: as fast, and a graph loses some when near ones are replaced
 EXACT_SHARE = 0.1  # filters that match a smaller share are scanned exactly
 NOTHING = Scores(np.empty(0, np.int64), np.empty(0, np.float64))
 Vectors = Callable[[Sequence[int]], Mapping[int, Float32]]
@@ -138,7 +139,8 @@ class DenseIndex:
             if not len(self._graph):
                 return None
             self._graph.expansion_search = max(EXPANSION_SEARCH, count)
-            return self._graph.search(query, min(count, len(self._graph)), threads=1)
+            is_small = len(self._graph) <= MAX_SCANNED
+            return self._graph.search(query, min(count, len(self._graph)), threads=1, exact=is_small)
 
     def _scan(self, query: Float32, allowed: Sequence[int], k: int) -> list[Scored]:
         """Score all allowed vectors in the graph's precision, then rescore the best of them exactly."""
