@@ -20,6 +20,7 @@ import pytest
 from kvarn.errors import ConfigError, StorageError
 from kvarn.retrieval.collection import Collection
 from kvarn.retrieval.ingest import folder_scan, folder_sync
+from kvarn.retrieval.ingest.files import read_file
 from kvarn.retrieval.ingest.folder_scan import scan_folder
 from kvarn.retrieval.ingest.gitignore import IgnoreFile, is_ignored
 from kvarn.retrieval.types import Mode
@@ -309,6 +310,17 @@ def test_a_folder_by_another_name_is_the_same_folder(tmp_path: Path, root: Path,
         assert {one["id"] for one in collection.documents()} == there | {"other.txt"}
         assert (len(report.moved), report.added.updated, report.added.added, report.removed) == (12, 1, 0, ())
         assert not collection.sync(folders[again]).has_changes
+
+
+def test_a_path_that_leads_out_of_the_folder_again_is_not_below_it(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "other.txt").write_text("about stars")
+    (root / "a.txt").write_text("about mills")
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        collection.add([read_file(root / ".." / "other.txt")])
+        collection.sync(root)
+        assert {one["id"] for one in collection.documents()} == {"docs/a.txt", "docs/../other.txt"}
+        collection.sync(root.absolute())  # the same folder by another name
+        assert {one["id"] for one in collection.documents()} == {f"{tmp_path}/docs/a.txt", "docs/../other.txt"}
 
 
 def test_names_of_one_folder_that_are_both_there_become_one(tmp_path: Path, root: Path) -> None:

@@ -102,9 +102,9 @@ def _by_this_name(
     collection: Collection, root: Path, known: SyncedFiles
 ) -> tuple[dict[str, str], list[str], dict[str, bytes]]:
     """Documents to rename as the folder had another name before, those that are there by both names, and all."""
-    stored, renamed, stale = collection.files_below(_id(root)), {}, []
+    stored, renamed, stale = dict(_files_below(collection, root)), {}, []
     for old, new in known.other_names(root).items():
-        for id_, digest in collection.files_below(old).items():
+        for id_, digest in _files_below(collection, Path(old)):
             name = (Path(new) / Path(id_).relative_to(old)).as_posix()
             stored.pop(id_, None)
             if name in stored:
@@ -112,6 +112,13 @@ def _by_this_name(
             else:
                 renamed[id_], stored[name] = name, digest
     return renamed, stale, stored
+
+
+def _files_below(collection: Collection, root: Path) -> Iterator[tuple[str, bytes]]:
+    """Documents of files in a folder, without those whose paths lead out of it again: docs/../other.txt."""
+    for id_, digest in collection.files_below(_id(root)).items():
+        if ".." not in Path(id_).relative_to(root).parts:
+            yield id_, digest
 
 
 def places_of(id_: str) -> Iterator[str]:
