@@ -162,3 +162,22 @@ def test_values_that_are_not_finite_are_refused_by_the_tensors_name(bad: float) 
     x[0, 700] = bad
     with pytest.raises(FormatError, match=r"a\.weight has NaN or infinite"):
         encode(x, T.Q4_0)
+
+
+@pytest.mark.parametrize(("type", "middle"), [(T.Q4_0, 8), (T.Q5_0, 16)], ids=["Q4_0", "Q5_0"])
+def test_a_scale_is_the_best_of_all_grids_as_it_is_stored(type: TensorType, middle: int) -> None:
+    """Where one column outweighs all others, how a scale is rounded decides between grids that are nearly as good."""
+    x, importance = weights(rows=72)[8:], np.ones(1024, np.float32)
+    importance[::32] = 1e4
+    squares = np.square(x, dtype=np.float64)
+    w = (importance * np.sqrt(squares.mean(axis=1, keepdims=True) + squares)).reshape(-1, 32)
+    blocks = x.reshape(-1, 32).astype(np.float64)
+    peak = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], 1)
+    least = np.full(len(blocks), np.inf)
+    for step in range(-9, 10):
+        q = np.clip(np.rint(-(middle + 0.1 * step) / peak * blocks), -middle, middle - 1)
+        scale = (w * blocks * q).sum(axis=1) / (w * q * q).sum(axis=1)
+        stored = scale.astype(np.float16).astype(np.float64)[:, None]
+        least = np.minimum(least, (w * (stored * q - blocks) ** 2).sum(axis=1))
+    found = decode(encode(x, type, importance), type, x.shape).reshape(-1, 32)
+    assert ((w * (found - blocks) ** 2).sum(axis=1) <= 1.0001 * least).all()
