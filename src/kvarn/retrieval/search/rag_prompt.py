@@ -32,6 +32,7 @@ REFUSAL = "This is not in your documents."
 MIN_RELEVANCE = 0.4  # of the best hit; chosen on tuning sets, see docs/retrieval.md
 MAX_REFUSAL_CHARS = 500
 MAX_BLANKS = 32  # between chunks that are one source
+LIKE_A_SOURCE = re.compile(r"(?:^|(?<=[\r\v\f\x1c-\x1e\x85\u2028\u2029]))(?=\[\d)", re.MULTILINE)
 Cite = Literal["free", "every_sentence"]
 
 
@@ -219,9 +220,9 @@ def with_sources(messages: Sequence[Message], hits: Sequence[Hit]) -> list[Messa
 
 
 def source_text(number: int, hit: Hit) -> str:
-    """One source as it is in the prompt."""
-    title = " > ".join(filter(None, (hit.source or hit.document, hit.heading)))
-    return f"[{number}] {title}\n{hit.text}"
+    """One source as it is in the prompt: no line of its text, and none of its title, begins as another source does."""
+    title = " ".join(" > ".join(filter(None, (hit.source or hit.document, hit.heading))).split())
+    return f"[{number}] {title}\n{LIKE_A_SOURCE.sub(' ', hit.text)}"
 
 
 def exactly(text: str) -> Regex:
