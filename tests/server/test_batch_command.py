@@ -71,12 +71,12 @@ def num_lines(target: Path) -> int:
 def test_each_line_is_answered_exactly_once_after_three_kills(
     tiny: Path, tmp_path: Path, size: Size, record: Record, args: tuple[str, ...]
 ) -> None:
-    number = size(400, 10_000)
+    number = size(1000, 10_000)
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(request(f"r{index}", f"n {index}", seed=index) + "\n" for index in range(number)))
     for kill in range(3):
         process, before = start(source, target, tiny, *args), num_lines(target)
-        while num_lines(target) < before + number // 8:
+        while num_lines(target) < before + number // 16:
             assert process.poll() is None, process.stderr.read() if process.stderr else b""
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)

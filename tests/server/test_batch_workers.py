@@ -34,7 +34,7 @@ def test_a_worker_that_stands_still_is_started_again(
             assert stopped is not None
             os.kill(stopped.pid, signal.SIGSTOP)
             after = await asyncio.gather(*(workers.ask(ANONYMOUS, "/v1/completions", body) for _ in range(4)))
-            assert stopped.poll() == -signal.SIGKILL
+            assert await asyncio.to_thread(stopped.wait, 10) == -signal.SIGKILL
             return [json.loads(one.body)["choices"][0]["text"] for one in (*before, *after)]
         finally:
             await workers.close()

@@ -118,7 +118,8 @@ class ServedAdapters:
             known = self.of_model(models.first_id(model.entry.parent or model.id))
             if unknown := [number for number in factors if number >= len(known)]:
                 raise InvalidParameter(
-                    f"lora has the id {unknown[0]}; adapters of the model: {len(known)}, see GET /lora-adapters",
+                    f"lora has the id {unknown[0]}; the model has {len(known)} adapter{'s' * (len(known) != 1)}, "
+                    "see GET /lora-adapters",
                     field="lora",
                 )
             wanted = [known[number] for number in factors]
