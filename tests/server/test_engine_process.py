@@ -126,8 +126,10 @@ def test_a_signal_drains_and_both_processes_end(own: ServerProcess) -> None:
 
 def test_a_killed_engine_is_told_takes_readiness_away_and_ends_the_server(tmp_path: Path, patience: float) -> None:
     path = write_chat_model(tmp_path / "tiny")
-    with ServerProcess("--model", path, env=OWN, is_patient=False) as server, server.client() as http:
+    faulty = ServerProcess("--model", path, env=OWN, module="tests.server.faulty", is_patient=False)
+    with faulty as server, server.client() as http:
         (engine,) = child_ids(HOST, server.pid)
+        http.post("/fault/slow?seconds=0.02")  # or the answer may have ended before its first token is read here
         body = {"model": "tiny", "prompt": "Hello", "max_tokens": 1900, "stream": True, "ignore_eos": True}
         with http.stream("POST", TEXT, json=body) as response:
             told = events(response)
