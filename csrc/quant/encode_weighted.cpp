@@ -89,26 +89,33 @@ KVARN_WIDE void sums(const Group& in, const Grid& grid, Floats per_scale, Floats
     }
 }
 
-// Scale and minimum as they are stored: of the halves around these and around those in out, which leave the error
-// `least`, those that leave the least. Where one column outweighs all others, that rounding is most of its error.
+// Keeps a scale and a minimum, halves both, where they leave less than `least`.
 template <class Grid>
-void round_to_halves(const Group& in, const Grid& grid, Floats scale, Floats low, bool has_low, Floats& least,
-                     Fitted& out) {
-    const Floats scales = as_halves(scale), lows = as_halves(low);
+void keep_if_less(const Group& in, const Grid& grid, Floats scale, Floats low, Floats& least, Fitted& out) {
+    const Floats per_scale = inverse(scale);
+    Floats error{};
+    for (int i = 0; i < kBlock; ++i) {
+        const Floats off = scale * grid.level(grid.index((in.x[i] - low) * per_scale)) + low - in.x[i];
+        error += in.w[i] * off * off;
+    }
+    const Ints is_less = error < least;
+    least = choose(is_less, error, least);
+    out.scale = choose(is_less, scale, out.scale);
+    out.low = choose(is_less, low, out.low);
+}
+
+// Scale and minimum as they are stored: of the halves around the best ones those that leave the least error. Where one
+// column outweighs all others, that rounding is most of its error.
+template <class Grid>
+Floats round_to_halves(const Group& in, const Grid& grid, Floats scale, Floats low, bool has_low, Fitted& out) {
+    Floats least = all(std::numeric_limits<float>::infinity());
+    out.scale = as_halves(scale), out.low = as_halves(low);
+    const Floats scales = out.scale, lows = out.low;
     for (const int up : {0, -1, 1})
-        for (const int down : {0, -1, 1}) {
-            if (!has_low && down != 0) continue;
-            const Floats d = next_halves(scales, up), m = next_halves(lows, down), per_scale = inverse(d);
-            Floats error{};
-            for (int i = 0; i < kBlock; ++i) {
-                const Floats off = d * grid.level(grid.index((in.x[i] - m) * per_scale)) + m - in.x[i];
-                error += in.w[i] * off * off;
-            }
-            const Ints is_less = error < least;
-            least = choose(is_less, error, least);
-            out.scale = choose(is_less, d, out.scale);
-            out.low = choose(is_less, m, out.low);
-        }
+        for (const int down : {0, -1, 1})
+            if (has_low || down == 0)
+                keep_if_less(in, grid, next_halves(scales, up), next_halves(lows, down), least, out);
+    return least;
 }
 
 template <class Grid>
@@ -140,22 +147,18 @@ void fit_scale(const Group& in, const Grid& grid, Fitted& out) {
         try_grid(-reach * inverse(largest));
     }
     for (int t = 0; t < kRefits; ++t) try_grid(inverse(best));
-    Floats least = all(std::numeric_limits<float>::infinity()), squares{};
-    out.scale = as_halves(best), out.low = Floats{};
-    round_to_halves(in, grid, best, Floats{}, false, least, out);
+    Floats least = round_to_halves(in, grid, best, Floats{}, false, out), squares{};
     for (int i = 0; i < kBlock; ++i) squares += in.w[i] * in.x[i] * in.x[i];
     for (int t = 0; t < tried; ++t) {
         const Floats at_least = squares - merits[t] - kRounding * squares;
-        if (any(at_least < least)) round_to_halves(in, grid, scales[t], Floats{}, false, least, out);
+        if (any(at_least < least)) keep_if_less(in, grid, as_halves(scales[t]), Floats{}, least, out);
     }
     index_all(in, grid, out);
 }
 
 void fit_scale_and_low(const Group& in, float max_quant, Fitted& out) {
     const fit::Affine found = fit::fit_affine(in.x, in.w, {max_quant, -0.9f, 0.05f, 36, false, true});
-    Floats least = all(std::numeric_limits<float>::infinity());
-    out.scale = as_halves(found.scale), out.low = as_halves(found.low);
-    round_to_halves(in, Steps{max_quant}, found.scale, found.low, true, least, out);
+    round_to_halves(in, Steps{max_quant}, found.scale, found.low, true, out);
     index_all(in, Steps{max_quant}, out);
 }
 
