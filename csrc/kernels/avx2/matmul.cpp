@@ -186,6 +186,7 @@ struct Matmul {
     using Packed = typename Format::Packed;
     using Scales = typename Kind<Format>::Scales;
     static constexpr int kSteps = Format::kSteps;
+    static constexpr size_t kBytesAhead = 1280;
 
     const Packed* weights;
     const ActTile& tile;
@@ -206,11 +207,13 @@ struct Matmul {
         for (int g = 0; g < kGroups; ++g) blocks[g] = group_blocks(group + g);
         Sums<1, 1> sums[kGroups];
         for (int g = 0; g < kGroups; ++g) sums[g][0][0] = _mm256_setzero_ps();
-        for (int step = 0; step < tile.k / kQuantBlock; ++step) {
+        const int num_steps = tile.k / kQuantBlock;
+        for (int step = 0; step < num_steps; ++step) {
             for (int g = 0; g < kGroups; ++g) {
                 __m256i w[1][8];
                 const Packed& block = blocks[g][step / kSteps];
-                prefetch_ahead<kSteps>(block, step % kSteps);
+                prefetch_ahead<kSteps, kBytesAhead>(blocks[g], static_cast<size_t>(num_steps),
+                                                    static_cast<size_t>(step), kGroups);
                 Format::unpack(block, step % kSteps, w[0]);
                 const Scales scales[1] = {Format::scales(block, step % kSteps)};
                 Kind<Format>::template add_step<1, 1>(w, scales, input(step, 0), sums[g]);

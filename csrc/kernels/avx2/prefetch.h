@@ -7,13 +7,16 @@ namespace {
 
 constexpr size_t kCacheLine = 64;
 
-// Asks for what lies ahead of one of the kSteps parts of a block in its stream; past the end of the weights that is
-// harmless. Part by part: a large block asked for at once would fill the queue of the memory.
-template <int kSteps, size_t kBytesAhead = 512, class Packed>
-inline void prefetch_ahead(const Packed& block, int step) {
-    constexpr size_t kBytes = sizeof(Packed) / kSteps;
-    const auto* ahead = reinterpret_cast<const char*>(&block) + kBytesAhead + kBytes * step;
-    for (size_t at = 0; at < kBytes; at += kCacheLine) __builtin_prefetch(ahead + at);
+// Asks for what a stream reads kBytesAhead after a step of its group of num_steps steps, kSteps of them to a block.
+// `streams` neighbouring groups are read side by side: behind the end of one comes the group that many further on, not
+// the next, which another stream reads already. Past the end of the weights that is harmless. Step by step: a large
+// block asked for at once would fill the queue of the memory.
+template <int kSteps, size_t kBytesAhead, class Packed>
+[[gnu::always_inline]] inline void prefetch_ahead(const Packed* group, size_t num_steps, size_t step, size_t streams) {
+    constexpr size_t kBytes = sizeof(Packed) / kSteps, kStepsAhead = (kBytesAhead + kBytes - 1) / kBytes;
+    const size_t ahead = step + kStepsAhead, passed = ahead < num_steps ? 0 : (streams - 1) * num_steps;
+    const char* from = reinterpret_cast<const char*>(group) + (ahead + passed) * kBytes;
+    for (size_t at = 0; at < kBytes; at += kCacheLine) __builtin_prefetch(from + at);
 }
 
 }  // namespace

@@ -13,6 +13,19 @@ struct Scales {
     typename V::Floats scale[kParts], min[kParts];
 };
 
+// What the scales of all steps of a block have in common.
+template <class V>
+struct Factors {
+    typename V::Floats d, minus_dmin;
+};
+
+template <class V, class Packed>
+[[gnu::always_inline]] inline Factors<V> factors_of(const Packed& a, const Packed& b) {
+    if constexpr (requires { a.dmin; })
+        return {V::halves(a.d, b.d), V::times(V::halves(a.dmin, b.dmin), V::all(-1.0f))};
+    else return {V::halves(a.d, b.d), V::zero()};
+}
+
 template <class V>
 [[gnu::always_inline]] inline void unpack_nibbles(const packed::Nibbles& a, const packed::Nibbles& b,
                                                   typename V::Ints w[8]) {
@@ -71,10 +84,9 @@ struct Simple {
         if constexpr (kHasHighBit) add_bits<V, 4>(a.high, b.high, w);
     }
     template <class V>
-    [[gnu::always_inline]] static Scales<V, 1> scales(const Packed& a, const Packed& b, int) {
-        const typename V::Floats d = V::halves(a.d, b.d);
-        if constexpr (kMinFactor == 0) return {{d}, {V::halves(a.m, b.m)}};
-        else return {{d}, {V::times(d, V::all(static_cast<float>(kMinFactor)))}};
+    [[gnu::always_inline]] static Scales<V, 1> scales(const Packed& a, const Packed& b, int, const Factors<V>& of) {
+        if constexpr (kMinFactor == 0) return {{of.d}, {V::halves(a.m, b.m)}};
+        else return {{of.d}, {V::times(of.d, V::all(static_cast<float>(kMinFactor)))}};
     }
 };
 
@@ -95,10 +107,9 @@ struct SuperBlock {
         if constexpr (kHasHighBit) add_bits<V, 4>(a.high[s], b.high[s], w);
     }
     template <class V>
-    [[gnu::always_inline]] static Scales<V, 1> scales(const Packed& a, const Packed& b, int s) {
-        const typename V::Floats minus_dmin = V::times(V::halves(a.dmin, b.dmin), V::all(-1.0f));
-        return {{V::times(V::halves(a.d, b.d), V::small(a.scale[s], b.scale[s]))},
-                {V::times(minus_dmin, V::small(a.min[s], b.min[s]))}};
+    [[gnu::always_inline]] static Scales<V, 1> scales(const Packed& a, const Packed& b, int s, const Factors<V>& of) {
+        return {{V::times(of.d, V::small(a.scale[s], b.scale[s]))},
+                {V::times(of.minus_dmin, V::small(a.min[s], b.min[s]))}};
     }
 };
 
@@ -117,8 +128,8 @@ struct Q8_0 {
         for (int j = 0; j < 8; ++j) w[j] = V::differ(V::load(a.q[j], b.q[j]), sign);
     }
     template <class V>
-    [[gnu::always_inline]] static Scales<V, 1> scales(const Packed& a, const Packed& b, int) {
-        return {{V::halves(a.d, b.d)}, {V::zero()}};
+    [[gnu::always_inline]] static Scales<V, 1> scales(const Packed&, const Packed&, int, const Factors<V>& of) {
+        return {{of.d}, {V::zero()}};
     }
 };
 
@@ -136,17 +147,17 @@ struct IQ4_NL {
         for (int j = 0; j < 8; ++j) w[j] = V::look_up(values, w[j]);
     }
     template <class V>
-    [[gnu::always_inline]] static Scales<V, 1> scales(const Packed& a, const Packed& b, int) {
-        return {{V::halves(a.d, b.d)}, {V::zero()}};
+    [[gnu::always_inline]] static Scales<V, 1> scales(const Packed&, const Packed&, int, const Factors<V>& of) {
+        return {{of.d}, {V::zero()}};
     }
 };
 
 // Sub-blocks of 16 columns with signed scales.
 template <class V, class Packed>
-inline Scales<V, 2> signed_scales(const Packed& a, const Packed& b, int s) {
-    const typename V::Floats d = V::halves(a.d, b.d);
-    return {{V::times(d, V::small(a.scale[2 * s], b.scale[2 * s])),
-             V::times(d, V::small(a.scale[2 * s + 1], b.scale[2 * s + 1]))},
+[[gnu::always_inline]] inline Scales<V, 2> signed_scales(const Packed& a, const Packed& b, int s,
+                                                         const Factors<V>& of) {
+    return {{V::times(of.d, V::small(a.scale[2 * s], b.scale[2 * s])),
+             V::times(of.d, V::small(a.scale[2 * s + 1], b.scale[2 * s + 1]))},
             {V::zero(), V::zero()}};
 }
 
@@ -161,8 +172,8 @@ struct Q6_K {
         add_two_bits<V, 4>(a.high[s], b.high[s], w);
     }
     template <class V>
-    [[gnu::always_inline]] static Scales<V, 2> scales(const Packed& a, const Packed& b, int s) {
-        return signed_scales<V>(a, b, s);
+    [[gnu::always_inline]] static Scales<V, 2> scales(const Packed& a, const Packed& b, int s, const Factors<V>& of) {
+        return signed_scales<V>(a, b, s, of);
     }
 };
 
@@ -177,8 +188,8 @@ struct Q3_K {
         add_bits<V, 2>(a.high[s], b.high[s], w);
     }
     template <class V>
-    [[gnu::always_inline]] static Scales<V, 2> scales(const Packed& a, const Packed& b, int s) {
-        return signed_scales<V>(a, b, s);
+    [[gnu::always_inline]] static Scales<V, 2> scales(const Packed& a, const Packed& b, int s, const Factors<V>& of) {
+        return signed_scales<V>(a, b, s, of);
     }
 };
 
@@ -192,16 +203,14 @@ struct Q2_K {
         unpack_two_bits<V>(a.low[s], b.low[s], w);
     }
     template <class V>
-    [[gnu::always_inline]] static Scales<V, 2> scales(const Packed& a, const Packed& b, int s) {
-        const typename V::Floats d = V::halves(a.d, b.d);
-        const typename V::Floats minus_dmin = V::times(V::halves(a.dmin, b.dmin), V::all(-1.0f));
+    [[gnu::always_inline]] static Scales<V, 2> scales(const Packed& a, const Packed& b, int s, const Factors<V>& of) {
         Scales<V, 2> out;
         for (int part = 0; part < 2; ++part) {
             uint8_t low[2][kLanes], high[2][kLanes];
             split(a.scale_min[2 * s + part], low[0], high[0]);
             split(b.scale_min[2 * s + part], low[1], high[1]);
-            out.scale[part] = V::times(d, V::small(low[0], low[1]));
-            out.min[part] = V::times(minus_dmin, V::small(high[0], high[1]));
+            out.scale[part] = V::times(of.d, V::small(low[0], low[1]));
+            out.min[part] = V::times(of.minus_dmin, V::small(high[0], high[1]));
         }
         return out;
     }

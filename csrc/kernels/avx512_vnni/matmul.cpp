@@ -19,7 +19,7 @@ struct Matmul {
     using Floats = typename V::Floats;
     static constexpr int kSteps = Format::kSteps, kParts = Format::kParts, kMaxTokens = 4;
     static constexpr int kRows = V::kGroups * kLanes;
-    static constexpr size_t kBytesAhead = 1024;  // 512 and 2048 were slower
+    static constexpr size_t kBytesAhead = 1280;  // 1024 and 1536 are as good
     static_assert((Format::kOffset & (Format::kOffset - 1)) == 0);
 
     const Packed* weights;
@@ -42,12 +42,15 @@ struct Matmul {
         const Packed& a = blocks_of(group)[step / kSteps];
         const Packed& b = blocks_of(group + V::kGroups - 1)[step / kSteps];
         Format::template unpack<V>(a, b, step % kSteps, span.w);
-        span.scales = Format::template scales<V>(a, b, step % kSteps);
+        span.scales = Format::template scales<V>(a, b, step % kSteps, factors_of<V>(a, b));
     }
 
+    template <int kSpans>
     [[gnu::always_inline]] inline void prefetch(int group, int step) const {
+        const size_t num_steps = static_cast<size_t>(tile.k / kQuantBlock);
         for (int g = 0; g < V::kGroups; ++g)
-            avx2::prefetch_ahead<kSteps, kBytesAhead>(blocks_of(group + g)[step / kSteps], step % kSteps);
+            avx2::prefetch_ahead<kSteps, kBytesAhead>(blocks_of(group + g), num_steps, static_cast<size_t>(step),
+                                                      kSpans * V::kGroups);
     }
 
     StepInput input(int step, int t) const { return shared::step_input(tile, step, t); }
@@ -114,23 +117,45 @@ struct Matmul {
     template <int kSpans>
     [[gnu::always_inline]] inline void unpack_spans(int group, int step, Span* spans) const {
         for (int s = 0; s < kSpans; ++s) {
-            prefetch(group + s * V::kGroups, step);
+            prefetch<kSpans>(group + s * V::kGroups, step);
             unpack(group + s * V::kGroups, step, spans[s]);
         }
     }
 
-    // Up to kMaxTokens tokens: sums never leave the registers.
+    // A block of kSpans spans, which meet the tokens one after the other: unpacked together they fill the registers.
+    template <int kSpans, int kTokens>
+    [[gnu::always_inline]] inline void add_block(int group, int block, Floats (*sums)[kTokens]) const {
+        const Packed *a[kSpans], *b[kSpans];
+        Factors<V> factors[kSpans];
+#pragma GCC unroll 2
+        for (int s = 0; s < kSpans; ++s) {
+            a[s] = blocks_of(group + s * V::kGroups) + block;
+            b[s] = blocks_of(group + (s + 1) * V::kGroups - 1) + block;
+            factors[s] = factors_of<V>(*a[s], *b[s]);
+        }
+        for (int part = 0; part < kSteps; ++part) {
+            const int step = block * kSteps + part;
+#pragma GCC unroll 2
+            for (int s = 0; s < kSpans; ++s) {
+                prefetch<kSpans>(group + s * V::kGroups, step);
+                Span span;
+                Format::template unpack<V>(*a[s], *b[s], part, span.w);
+                span.scales = Format::template scales<V>(*a[s], *b[s], part, factors[s]);
+                add_step<1, kTokens, kTokens>(&span, input(step, 0), sums[s]);
+            }
+        }
+    }
+
+    // Up to kMaxTokens tokens: sums stay in registers.
     template <int kSpans, int kTokens>
     void run_few(int group) const {
-        Floats sums[kSpans * kTokens];
-        for (Floats& sum : sums) sum = V::zero();
-        for (int step = 0; step < tile.k / kQuantBlock; ++step) {
-            Span spans[kSpans];
-            unpack_spans<kSpans>(group, step, spans);
-            add_step<kSpans, kTokens, kTokens>(spans, input(step, 0), sums);
-        }
+        Floats sums[kSpans][kTokens];
+        for (auto& of_span : sums)
+            for (Floats& sum : of_span) sum = V::zero();
+        for (int block = 0; block < tile.k / kQuantBlock / kSteps; ++block)
+            add_block<kSpans, kTokens>(group, block, sums);
         for (int s = 0; s < kSpans; ++s)
-            for (int t = 0; t < kTokens; ++t) write(sums[s * kTokens + t], group + s * V::kGroups, t);
+            for (int t = 0; t < kTokens; ++t) write(sums[s][t], group + s * V::kGroups, t);
     }
 
     template <int kSpans>
