@@ -3,6 +3,8 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "check.h"
 
 namespace kvarn {
@@ -31,6 +33,11 @@ void pause_briefly() {
 #elif defined(__aarch64__)
     asm volatile("yield");
 #endif
+}
+
+int claim_size(Claim claim, uint64_t ticket) {
+    const int left = ticket_count(ticket) - ticket_next(ticket);
+    return claim == Claim::one ? 1 : std::max(1, left / (2 * ticket_limit(ticket)));
 }
 
 }  // namespace
@@ -68,10 +75,11 @@ uint64_t ThreadPool::num_claimed() const {
     return (ticket_.load(std::memory_order_relaxed) & kFieldMask) + num_alone_.load(std::memory_order_relaxed);
 }
 
-void ThreadPool::run_shared(int count, int limit, Invoke invoke, void* context) {
+void ThreadPool::run_shared(int count, int limit, Claim claim, Invoke invoke, void* context) {
     require(count <= static_cast<int>(kFieldMask), "too many tasks in one parallel region");
     invoke_ = invoke;
     context_ = context;
+    claim_.store(claim, std::memory_order_relaxed);
     num_done_.store(0, std::memory_order_relaxed);
     uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> 50) + 1;
     ticket_.store(make_ticket(generation, limit, count), std::memory_order_seq_cst);
@@ -83,20 +91,24 @@ void ThreadPool::run_shared(int count, int limit, Invoke invoke, void* context) 
     }
 }
 
-bool ThreadPool::claim(uint64_t& ticket, int worker) {
+// The number of tasks claimed, from the ticket's next on.
+int ThreadPool::claim(uint64_t& ticket, int worker) {
     while (has_work(ticket, worker)) {
-        if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire))
-            return true;
+        const int size = claim_size(claim_.load(std::memory_order_relaxed), ticket);
+        if (ticket_.compare_exchange_weak(ticket, ticket + static_cast<uint64_t>(size), std::memory_order_acq_rel,
+                                          std::memory_order_acquire))
+            return size;
     }
-    return false;
+    return 0;
 }
 
 // A claimed but unfinished task keeps run_shared() waiting, so invoke_ and context_ cannot change under it.
 void ThreadPool::do_tasks(int worker) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
-    while (claim(ticket, worker)) {
-        invoke_(context_, ticket_next(ticket), worker);
-        num_done_.fetch_add(1, std::memory_order_acq_rel);
+    while (const int size = claim(ticket, worker)) {
+        const int first = ticket_next(ticket);
+        for (int index = first; index < first + size; ++index) invoke_(context_, index, worker);
+        num_done_.fetch_add(size, std::memory_order_acq_rel);
         ticket = ticket_.load(std::memory_order_acquire);
     }
 }

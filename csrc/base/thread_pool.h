@@ -1,9 +1,10 @@
 // The threads of the process: one pool that shares out small tasks and tolerates a descheduled thread.
 //
-// The caller works too. Tasks are claimed one at a time from one 64-bit ticket (generation, limit, count, next), so a
-// thread that is not running holds up nothing but the task it has already claimed. Idle workers spin briefly for
-// the next region of the same step, then sleep. Each model has a ThreadTeam: so many of the pool's threads, from the
-// first on. Which thread does a task never changes a result.
+// The caller works too. Tasks are claimed from one 64-bit ticket (generation, limit, count, next), so a thread that is
+// not running holds up nothing but what it has already claimed: one task, or of tasks that read neighbouring memory
+// several, fewer towards the end. Idle workers spin briefly for the next region of the same step, then sleep. Each
+// model has a ThreadTeam: so many of the pool's threads, from the first on. Which thread does a task never changes a
+// result.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -17,6 +18,9 @@
 #include "turn.h"
 
 namespace kvarn {
+
+// How many tasks a thread claims at once: one, or half of its fair share of what is left, which are neighbours.
+enum class Claim { one, neighbours };
 
 class ThreadPool {
 public:
@@ -35,7 +39,7 @@ public:
 
     // Run task(index, worker) for every index in [0, count) on the first `limit` threads; worker is in [0, limit).
     template <class Task>
-    void run(int count, int limit, Task&& task) {
+    void run(int count, int limit, Claim claim, Task&& task) {
         if (count <= 0) return;
         if (count == 1 || limit <= 1) {
             for (int i = 0; i < count; ++i) {
@@ -46,7 +50,8 @@ public:
         }
         using Plain = std::remove_reference_t<Task>;
         run_shared(
-            count, limit, [](void* context, int index, int worker) { (*static_cast<Plain*>(context))(index, worker); },
+            count, limit, claim,
+            [](void* context, int index, int worker) { (*static_cast<Plain*>(context))(index, worker); },
             const_cast<void*>(static_cast<const void*>(&task)));
     }
 
@@ -62,9 +67,9 @@ private:
         std::atomic<uint32_t> is_asleep{0};
     };
 
-    void run_shared(int count, int limit, Invoke invoke, void* context);
+    void run_shared(int count, int limit, Claim claim, Invoke invoke, void* context);
     void work(int worker);
-    bool claim(uint64_t& ticket, int worker);
+    int claim(uint64_t& ticket, int worker);
     void do_tasks(int worker);
     void sleep_until_work(int worker, uint64_t seen_ticket);
     void wake(int worker);
@@ -74,7 +79,8 @@ private:
     Turn turn_;
     Invoke invoke_ = nullptr;
     void* context_ = nullptr;
-    std::atomic<uint64_t> num_alone_{0};  // tasks run without the workers; only who holds the turn writes
+    std::atomic<Claim> claim_{Claim::one};  // of a region; a thread that sees the one before claims more or fewer
+    std::atomic<uint64_t> num_alone_{0};    // tasks run without the workers; only who holds the turn writes
     alignas(64) std::atomic<uint64_t> ticket_{0};
     alignas(64) std::atomic<int> num_done_{0};
     std::atomic<bool> is_stopping_{false};
@@ -104,10 +110,14 @@ public:
     // Run task(index, worker) for every index in [0, count); worker is in [0, num_threads). Hold turn() meanwhile.
     template <class Task>
     void run(int count, Task&& task) {
+        run(count, Claim::one, task);
+    }
+    template <class Task>
+    void run(int count, Claim claim, Task&& task) {
         num_regions_.store(num_regions_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
         is_running_.store(true, std::memory_order_relaxed);
-        if (times_ == nullptr) pool_.run(count, num_threads_, task);
-        else run_timed(count, task);
+        if (times_ == nullptr) pool_.run(count, num_threads_, claim, task);
+        else run_timed(count, claim, task);
         is_running_.store(false, std::memory_order_relaxed);
     }
 
@@ -119,9 +129,9 @@ public:
 
 private:
     template <class Task>
-    void run_timed(int count, Task&& task) {
+    void run_timed(int count, Claim claim, Task&& task) {
         const uint64_t begin = ticks();
-        pool_.run(count, num_threads_, [&](int index, int worker) {
+        pool_.run(count, num_threads_, claim, [&](int index, int worker) {
             const uint64_t task_begin = ticks();
             task(index, worker);
             times_->busy[static_cast<size_t>(worker)].ticks += ticks() - task_begin;

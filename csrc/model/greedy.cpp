@@ -42,7 +42,7 @@ void GreedyHead::pass(std::span<const HeadRow> rows, bool want_logprobs, std::sp
     ActTile tile = prepare(compute, buffers, values, n, width, {&projection, 1}).tile(0);
     adapt_head(model_, rows, values, low_rank_);
     MatmulFn matmul = compute.kernels.matmul[static_cast<int>(head.type)];
-    compute.pool.run(num_pieces(), [&](int piece, int worker) {
+    compute.pool.run(num_pieces(), Claim::neighbours, [&](int piece, int worker) {
         float* own = logits + static_cast<size_t>(worker) * piece_floats;
         int group = piece * (kVocabPiece / kLanes), num_groups = std::min(kVocabPiece / kLanes, head.groups() - group);
         matmul(head.packed + static_cast<size_t>(group) * head.group_bytes(), tile, own, kVocabPiece,

@@ -66,6 +66,10 @@ namespace detail {
 int groups_per_task(const Compute& compute, const Matrix& weight);
 Tokens project_tile(const Compute& compute, const Activations& in, int tile, const Projection& projection,
                     int group_begin, int group_end);
+
+// One tile reads its weights once, at the speed of memory, which follows a run of neighbours best; of more tiles a task
+// is long, and none should wait behind another.
+inline Claim claim_of(const Activations& in) { return in.num_tiles() == 1 ? Claim::neighbours : Claim::one; }
 }  // namespace detail
 
 // out = weight x in (+ bias) for several weights of one input in one parallel region; `after(projection, tokens,
@@ -79,7 +83,7 @@ void project(const Compute& compute, const Activations& in, std::span<const Proj
         chunk[p] = detail::groups_per_task(compute, *projections[p].weight);
         first_task[p + 1] = first_task[p] + (projections[p].weight->groups() + chunk[p] - 1) / chunk[p];
     }
-    compute.pool.run(first_task[projections.size()], [&](int task, int) {
+    compute.pool.run(first_task[projections.size()], detail::claim_of(in), [&](int task, int) {
         size_t p = 0;
         while (task >= first_task[p + 1]) ++p;
         const Projection& projection = projections[p];
@@ -103,7 +107,7 @@ void project_pair(const Compute& compute, const Activations& in, const Projectio
     int chunk =
         std::min(detail::groups_per_task(compute, *first.weight), detail::groups_per_task(compute, *second.weight));
     int groups = first.weight->groups();
-    compute.pool.run((groups + chunk - 1) / chunk, [&](int task, int) {
+    compute.pool.run((groups + chunk - 1) / chunk, detail::claim_of(in), [&](int task, int) {
         int begin = task * chunk, end = std::min(begin + chunk, groups);
         for (int tile = 0; tile < in.num_tiles(); ++tile) {
             detail::project_tile(compute, in, tile, first, begin, end);

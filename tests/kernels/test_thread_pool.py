@@ -25,7 +25,8 @@ int main() {
         if (round == 1000) pool.grow(4);
         int count = 1 + round % 50, limit = round < 1000 ? 2 : 1 + round / 7 % 4;
         std::fill(runs.begin(), runs.end(), 0);
-        pool.run(count, limit, [&](int i, int worker) { runs[i] += worker < limit ? 1 : 100; });
+        kvarn::Claim claim = round % 3 == 0 ? kvarn::Claim::one : kvarn::Claim::neighbours;
+        pool.run(count, limit, claim, [&](int i, int worker) { runs[i] += worker < limit ? 1 : 100; });
         for (int i = 0; i < 64; ++i) if (runs[i] != (i < count)) return 1;
         if (round % 1000 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // workers fall asleep
     }
