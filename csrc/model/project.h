@@ -26,8 +26,11 @@ struct Activations {
     int num_tiles() const { return (n + kTileTokens - 1) / kTileTokens; }
     ActTile tile(int index) const;
 
-    // Quantise columns [begin, end) of a row, both multiples of 32, where quants are wanted at all.
-    void quantize(const KernelTable& kernels, int row, int begin, int end) const;
+    // Quantise columns [begin, end) of a row, both multiples of 32, where quants are wanted at all; from: their values.
+    void quantize(const KernelTable& kernels, int row, int begin, int end, const float* from) const;
+    void quantize(const KernelTable& kernels, int row, int begin, int end) const {
+        quantize(kernels, row, begin, end, values + static_cast<size_t>(row) * static_cast<size_t>(k) + begin);
+    }
 };
 
 // Buffers for quantised rows, reused for every product of a step.
@@ -62,8 +65,23 @@ struct Tokens {
     int begin, end;
 };
 
+// Outputs of some groups of rows for the tokens of a tile, on the stack of the task that reads them: whole matrices of
+// them would leave the cache in between.
+struct OutputPiece {
+    static constexpr int kGroups = 8;  // for a whole tile, more for fewer tokens
+    int num_rows, num_tokens;          // values (num_tokens, num_rows)
+    alignas(64) float values[kTileTokens * kGroups * kLanes];
+
+    static int max_groups(int num_tokens) { return kGroups * (kTileTokens / std::min(num_tokens, kTileTokens)); }
+
+    float* of_token(int i) { return values + i * num_rows; }
+    int size() const { return num_tokens * num_rows; }
+};
+
 namespace detail {
 int groups_per_task(const Compute& compute, const Matrix& weight);
+Tokens project_piece(const Compute& compute, const Activations& in, int tile, const Projection& projection,
+                     int group_begin, int group_end, OutputPiece& piece);
 Tokens project_tile(const Compute& compute, const Activations& in, int tile, const Projection& projection,
                     int group_begin, int group_end);
 }  // namespace detail
@@ -96,22 +114,35 @@ inline void project(const Compute& compute, const Activations& in, std::span<con
     project(compute, in, projections, [](size_t, Tokens, int, int) {});
 }
 
-// Two weights of one shape whose rows are combined pairwise: after(tokens, row_begin, row_end) sees both complete.
+// The same by pieces that nobody else sees: body(tile, group_begin, group_end) computes and uses one.
+template <class Body>
+void for_pieces(const Compute& compute, const Activations& in, const Matrix& weight, int groups_per_task, Body&& body) {
+    const int groups = weight.groups(), most = OutputPiece::max_groups(in.n);
+    compute.pool.run((groups + groups_per_task - 1) / groups_per_task, [&](int task, int) {
+        int end = std::min((task + 1) * groups_per_task, groups);
+        for (int tile = 0; tile < in.num_tiles(); ++tile)
+            for (int group = task * groups_per_task; group < end; group += most)
+                body(tile, group, std::min(group + most, end));
+    });
+}
+
+// Two weights of one shape whose rows are combined pairwise: after(tokens, row_begin, first, second) sees both
+// complete.
 template <class After>
 void project_pair(const Compute& compute, const Activations& in, const Projection& first, const Projection& second,
                   After&& after) {
     int chunk =
         std::min(detail::groups_per_task(compute, *first.weight), detail::groups_per_task(compute, *second.weight));
-    int groups = first.weight->groups();
-    compute.pool.run((groups + chunk - 1) / chunk, [&](int task, int) {
-        int begin = task * chunk, end = std::min(begin + chunk, groups);
-        for (int tile = 0; tile < in.num_tiles(); ++tile) {
-            detail::project_tile(compute, in, tile, first, begin, end);
-            Tokens tokens = detail::project_tile(compute, in, tile, second, begin, end);
-            after(tokens, begin * kLanes, std::min(end * kLanes, first.weight->rows));
-        }
+    for_pieces(compute, in, *first.weight, chunk, [&](int tile, int begin, int end) {
+        OutputPiece one, other;
+        detail::project_piece(compute, in, tile, first, begin, end, one);
+        Tokens tokens = detail::project_piece(compute, in, tile, second, begin, end, other);
+        after(tokens, begin * kLanes, one, other);
     });
 }
+
+// x += weight x in (+ bias), x of the shape of the projection's output.
+void project_add(const Compute& compute, const Activations& in, const Projection& projection, float* x);
 
 // Call body(row) for n rows: in parallel when there are enough of them to be worth waking the pool.
 template <class Body>
