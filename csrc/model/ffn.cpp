@@ -91,17 +91,18 @@ Activations expand(const Compute& compute, const FeedForwardSpec& spec, std::spa
         return hidden;
     }
     const bool keeps_values = wants_values || hidden.q == nullptr;
-    project_pair(
-        compute, in, products[0], products[1], [&](Tokens tokens, int begin, OutputPiece& gate, OutputPiece& up) {
-            activate_gated(compute.kernels, spec.activation, up.values, gate.size(), gate.values);
-            for (int i = 0; i < gate.num_tokens; ++i) {
-                const float* values = gate.of_token(i);
-                const int row = tokens.begin + i;
-                hidden.quantize(compute.kernels, row, begin, begin + gate.num_rows, values);
-                if (keeps_values)
-                    std::copy_n(values, gate.num_rows, buffers.gate + static_cast<size_t>(row) * stride + begin);
-            }
-        });
+    auto before = [&](int tile, int begin, int end) { hidden.fetch_to_write(tile, begin, end); };
+    auto after = [&](Tokens tokens, int begin, OutputPiece& gate, OutputPiece& up) {
+        activate_gated(compute.kernels, spec.activation, up.values, gate.size(), gate.values);
+        for (int i = 0; i < gate.num_tokens; ++i) {
+            const float* values = gate.of_token(i);
+            const int row = tokens.begin + i;
+            hidden.quantize(compute.kernels, row, begin, begin + gate.num_rows, values);
+            if (keeps_values)
+                std::copy_n(values, gate.num_rows, buffers.gate + static_cast<size_t>(row) * stride + begin);
+        }
+    };
+    project_pair(compute, in, products[0], products[1], before, after);
     return hidden;
 }
 

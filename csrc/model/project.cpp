@@ -5,6 +5,24 @@ namespace kvarn {
 namespace {
 constexpr size_t kTaskBytes = 64 << 10;  // weights one task keeps hot while it walks the tiles of a long prompt
 constexpr int kGroupsPerBlock = kQuantBlock / kLanes;  // so that a task's outputs can be quantised by the same task
+
+// Without -mprfchw gcc asks for a line to read only, which a write then has to ask for once more. Where a CPU does not
+// know the instruction it does nothing.
+void fetch_line_to_write(const void* at) {
+#if defined(__x86_64__)
+    asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(at)));
+#else
+    __builtin_prefetch(at, 1);
+#endif
+}
+
+template <class Value>
+void fetch_lines_to_write(const Value* from, size_t count) {
+    constexpr size_t kLine = 64;
+    const auto* bytes = reinterpret_cast<const char*>(from);
+    for (size_t at = 0; at < count * sizeof(Value); at += kLine) fetch_line_to_write(bytes + at);
+}
+
 }  // namespace
 
 ActTile Activations::tile(int index) const {
@@ -35,6 +53,17 @@ void Activations::quantize(const KernelTable& kernels, int row, int begin, int e
     size_t at = static_cast<size_t>(first) * static_cast<size_t>(k) + static_cast<size_t>(begin * rows);
     kernels.quantize_row(from, end - begin, row - first, rows, q + at, scale + at / kQuantBlock, sum + at / kQuantBlock,
                          minus_sums + 2 * (at / kQuantBlock));
+}
+
+void Activations::fetch_to_write(int tile, int begin, int end) const {
+    if (q == nullptr) return;
+    const ActTile all = this->tile(tile);
+    const size_t rows = static_cast<size_t>(all.n), at = static_cast<size_t>(begin / kQuantBlock) * rows,
+                 blocks = static_cast<size_t>((end - begin) / kQuantBlock) * rows;
+    fetch_lines_to_write(all.q + at * kQuantBlock, blocks * kQuantBlock);
+    fetch_lines_to_write(all.scale + at, blocks);
+    fetch_lines_to_write(all.sum + at, blocks);
+    fetch_lines_to_write(all.minus_sums + 2 * at, 2 * blocks);
 }
 
 Activations reserve(const QuantBuffers& buffers, const float* values, int n, int k,
@@ -108,8 +137,11 @@ void project_add(const Compute& compute, const Activations& in, const Projection
     const Matrix& weight = *projection.weight;
     for_pieces(compute, in, weight, detail::groups_per_task(compute, weight), [&](int tile, int begin, int end) {
         OutputPiece piece;
-        Tokens tokens = detail::project_piece(compute, in, tile, projection, begin, end, piece);
-        float* to = x + static_cast<size_t>(tokens.begin) * projection.stride + begin * kLanes;
+        const int rows = std::min(end * kLanes, weight.rows) - begin * kLanes, first = tile * kTileTokens;
+        float* to = x + static_cast<size_t>(first) * projection.stride + begin * kLanes;
+        for (int i = 0; i < std::min(kTileTokens, in.n - first); ++i)
+            fetch_lines_to_write(to + static_cast<size_t>(i) * projection.stride, static_cast<size_t>(rows));
+        detail::project_piece(compute, in, tile, projection, begin, end, piece);
         for (int i = 0; i < piece.num_tokens; ++i, to += projection.stride)
             compute.kernels.add(piece.of_token(i), piece.num_rows, to);
     });

@@ -31,6 +31,8 @@ struct Activations {
     void quantize(const KernelTable& kernels, int row, int begin, int end) const {
         quantize(kernels, row, begin, end, values + static_cast<size_t>(row) * static_cast<size_t>(k) + begin);
     }
+    // Ask for the lines that the quants of columns [begin, end) of a tile will go to: another thread may have them.
+    void fetch_to_write(int tile, int begin, int end) const;
 };
 
 // Buffers for quantised rows, reused for every product of a step.
@@ -126,15 +128,16 @@ void for_pieces(const Compute& compute, const Activations& in, const Matrix& wei
     });
 }
 
-// Two weights of one shape whose rows are combined pairwise: after(tokens, row_begin, first, second) sees both
-// complete.
-template <class After>
+// Two weights of one shape whose rows are combined pairwise: before(tile, row_begin, row_end) comes first,
+// after(tokens, row_begin, first, second) sees both complete.
+template <class Before, class After>
 void project_pair(const Compute& compute, const Activations& in, const Projection& first, const Projection& second,
-                  After&& after) {
+                  Before&& before, After&& after) {
     int chunk =
         std::min(detail::groups_per_task(compute, *first.weight), detail::groups_per_task(compute, *second.weight));
     for_pieces(compute, in, *first.weight, chunk, [&](int tile, int begin, int end) {
         OutputPiece one, other;
+        before(tile, begin * kLanes, std::min(end * kLanes, first.weight->rows));
         detail::project_piece(compute, in, tile, first, begin, end, one);
         Tokens tokens = detail::project_piece(compute, in, tile, second, begin, end, other);
         after(tokens, begin * kLanes, one, other);
