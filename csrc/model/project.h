@@ -81,6 +81,15 @@ struct OutputPiece {
 };
 
 namespace detail {
+// The tiles of a long prompt in two parts with tasks of their own: fewer threads wait for the last one, and a thread
+// that takes every other task meets the same half of the activations.
+struct TileParts {
+    int num_tiles, count;
+
+    explicit TileParts(const Activations& in) : num_tiles(in.num_tiles()), count(num_tiles >= 4 ? 2 : 1) {}
+    int begin(int part) const { return num_tiles * part / count; }
+};
+
 int groups_per_task(const Compute& compute, const Matrix& weight);
 Tokens project_piece(const Compute& compute, const Activations& in, int tile, const Projection& projection,
                      int group_begin, int group_end, OutputPiece& piece);
@@ -99,13 +108,15 @@ void project(const Compute& compute, const Activations& in, std::span<const Proj
         chunk[p] = detail::groups_per_task(compute, *projections[p].weight);
         first_task[p + 1] = first_task[p] + (projections[p].weight->groups() + chunk[p] - 1) / chunk[p];
     }
-    compute.pool.run(first_task[projections.size()], [&](int task, int) {
+    const detail::TileParts parts(in);
+    compute.pool.run(first_task[projections.size()] * parts.count, [&](int index, int) {
+        const int task = index / parts.count, part = index % parts.count;
         size_t p = 0;
         while (task >= first_task[p + 1]) ++p;
         const Projection& projection = projections[p];
         int begin = (task - first_task[p]) * chunk[p];
         int end = std::min(begin + chunk[p], projection.weight->groups());
-        for (int tile = 0; tile < in.num_tiles(); ++tile) {
+        for (int tile = parts.begin(part); tile < parts.begin(part + 1); ++tile) {
             Tokens tokens = detail::project_tile(compute, in, tile, projection, begin, end);
             after(p, tokens, begin * kLanes, std::min(end * kLanes, projection.weight->rows));
         }
@@ -120,10 +131,13 @@ inline void project(const Compute& compute, const Activations& in, std::span<con
 template <class Body>
 void for_pieces(const Compute& compute, const Activations& in, const Matrix& weight, int groups_per_task, Body&& body) {
     const int groups = weight.groups(), most = OutputPiece::max_groups(in.n);
-    compute.pool.run((groups + groups_per_task - 1) / groups_per_task, [&](int task, int) {
-        int end = std::min((task + 1) * groups_per_task, groups);
-        for (int tile = 0; tile < in.num_tiles(); ++tile)
-            for (int group = task * groups_per_task; group < end; group += most)
+    const detail::TileParts parts(in);
+    const int chunks = (groups + groups_per_task - 1) / groups_per_task;
+    compute.pool.run(chunks * parts.count, [&](int index, int) {
+        const int chunk = index / parts.count, part = index % parts.count;
+        const int end = std::min((chunk + 1) * groups_per_task, groups);
+        for (int tile = parts.begin(part); tile < parts.begin(part + 1); ++tile)
+            for (int group = chunk * groups_per_task; group < end; group += most)
                 body(tile, group, std::min(group + most, end));
     });
 }
