@@ -70,8 +70,8 @@ struct Tokens {
 // Outputs of some groups of rows for the tokens of a tile, on the stack of the task that reads them: whole matrices of
 // them would leave the cache in between.
 struct OutputPiece {
-    static constexpr int kGroups = 8;  // for a whole tile, more for fewer tokens
-    int num_rows, num_tokens;          // values (num_tokens, num_rows)
+    static constexpr int kGroups = 16;  // of a whole tile, more of fewer tokens; four blocks that are quantised at once
+    int num_rows, num_tokens;           // values (num_tokens, num_rows)
     alignas(64) float values[kTileTokens * kGroups * kLanes];
 
     static int max_groups(int num_tokens) { return kGroups * (kTileTokens / std::min(num_tokens, kTileTokens)); }
