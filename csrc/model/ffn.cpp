@@ -62,9 +62,10 @@ void activate_plain(const KernelTable& kernels, Activation activation, int n, fl
     for (int i = 0; i < n; i += kPiece) activate_gated(kernels, activation, ones, std::min(kPiece, n - i), x + i);
 }
 
-// buffers.gate (in.n, hidden) = act(gate x) * up x, or act(up x) without a gate; quantised for `down` as it is made.
+// act(gate x) * up x, or act(up x) without a gate, (in.n, hidden), quantised for `down` as it is made. The values
+// themselves go to buffers.gate where they are wanted, or where `down` is of floats.
 Activations expand(const Compute& compute, const FeedForwardSpec& spec, std::span<const Projection> products,
-                   const StepBuffers& buffers, const Activations& in, const Projection& down) {
+                   const StepBuffers& buffers, const Activations& in, const Projection& down, bool wants_values) {
     int columns = down.weight->columns;
     size_t stride = static_cast<size_t>(columns);
     Activations hidden = reserve(buffers.hidden_quants, buffers.gate, in.n, columns, {&down, 1});
@@ -79,7 +80,7 @@ Activations expand(const Compute& compute, const FeedForwardSpec& spec, std::spa
         return hidden;
     }
     if (spec.has_gate_cutoff) {
-        project_pair(compute, in, products[0], products[1], [](Tokens, int, int) {});
+        project(compute, in, products);
         for_rows(compute, in.n, [&](int row) {
             float* gate = buffers.gate + static_cast<size_t>(row) * stride;
             cut_off(spec.gate_cutoff, columns, gate);
@@ -89,13 +90,19 @@ Activations expand(const Compute& compute, const FeedForwardSpec& spec, std::spa
         });
         return hidden;
     }
-    project_pair(compute, in, products[0], products[1], [&](Tokens tokens, int begin, int end) {
-        for (int row = tokens.begin; row < tokens.end; ++row) {
-            size_t at = static_cast<size_t>(row) * stride + static_cast<size_t>(begin);
-            activate_gated(compute.kernels, spec.activation, buffers.up + at, end - begin, buffers.gate + at);
-            hidden.quantize(compute.kernels, row, begin, end);
+    const bool keeps_values = wants_values || hidden.q == nullptr;
+    auto before = [&](int tile, int begin, int end) { hidden.fetch_to_write(tile, begin, end); };
+    auto after = [&](Tokens tokens, int begin, OutputPiece& gate, OutputPiece& up) {
+        activate_gated(compute.kernels, spec.activation, up.values, gate.size(), gate.values);
+        for (int i = 0; i < gate.num_tokens; ++i) {
+            const float* values = gate.of_token(i);
+            const int row = tokens.begin + i;
+            hidden.quantize(compute.kernels, row, begin, begin + gate.num_rows, values);
+            if (keeps_values)
+                std::copy_n(values, gate.num_rows, buffers.gate + static_cast<size_t>(row) * stride + begin);
         }
-    });
+    };
+    project_pair(compute, in, products[0], products[1], before, after);
     return hidden;
 }
 
@@ -109,7 +116,7 @@ void add_shared_expert(const Compute& compute, const LayerPlan& layer, const Ste
     const std::span<const Projection> gated = std::span(both).subspan(is_gated ? 0 : 1);
     Projection down{layer.shared_down, buffers.expert_out, columns, nullptr};
     Activations all = prepare(compute, buffers.quants, values, in.n, in.k, gated);
-    project(compute, expand(compute, layer.feed_forward, gated, buffers, all, down), {&down, 1});
+    project(compute, expand(compute, layer.feed_forward, gated, buffers, all, down, false), {&down, 1});
     for_rows(compute, in.n, [&](int row) {
         size_t at = static_cast<size_t>(row) * columns;
         float share = 1;
@@ -139,16 +146,12 @@ void feed_forward(const Compute& compute, const LayerPlan& layer, const StepBuff
     Projection down{layer.down, buffers.result, width, layer.down_bias};
     FirstProducts first = first_products(layer, buffers);
     if (buffers.adapters != nullptr) buffers.adapters->adapt(compute, in, {first.all, first.count});
-    Activations hidden = expand(compute, layer.feed_forward, first, buffers, in, down);
+    Activations hidden = expand(compute, layer.feed_forward, first, buffers, in, down,
+                                observed != nullptr || buffers.adapters != nullptr);
     if (buffers.adapters != nullptr) buffers.adapters->adapt(compute, hidden, {&down, 1});
     if (observed != nullptr) observed->ffn_down.add(compute, hidden.values, hidden.n);
-    project(compute, hidden, {&down, 1}, [&](size_t, Tokens tokens, int begin, int end) {
-        if (residual == nullptr) return;
-        for (int row = tokens.begin; row < tokens.end; ++row) {
-            size_t at = static_cast<size_t>(row) * width + static_cast<size_t>(begin);
-            compute.kernels.add(buffers.result + at, end - begin, residual + at);
-        }
-    });
+    if (residual == nullptr) project(compute, hidden, {&down, 1});
+    else project_add(compute, hidden, down, residual);
 }
 
 void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers,
@@ -192,7 +195,7 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
         const std::span<const Projection> gated = std::span(both).subspan(spec.is_gated ? 0 : 1);
         Activations chosen = prepare(compute, buffers.quants, buffers.expert_in, count, width, gated);
         Projection down{&(*layer.down_experts)[part], buffers.expert_out, columns, bias(layer.down_bias, columns)};
-        Activations inner = expand(compute, spec, gated, buffers, chosen, down);
+        Activations inner = expand(compute, spec, gated, buffers, chosen, down, observed != nullptr);
         if (observed != nullptr) {
             observed->expert_in.add(compute, chosen.values, count, e);
             observed->ffn_down.add(compute, inner.values, count, e);

@@ -203,13 +203,15 @@ void Model::finish_attention(size_t index, const BatchView& batch, const StepBuf
         });
     if (LayerInputs* observed = observed_of(index)) observed->attention_output.add(compute(), in.values, in.n);
     if (buffers.adapters != nullptr) buffers.adapters->adapt(compute(), in, {&output, 1});
-    project(compute(), in, {&output, 1}, [&](size_t, Tokens tokens, int begin, int end) {
-        for (int row = tokens.begin; row < tokens.end; ++row) {
-            size_t at = offset(row, width) + static_cast<size_t>(begin);
-            if (has_both) kernels_.add(buffers.entry + at, end - begin, buffers.result + at);
-            if (residual != nullptr) kernels_.add(buffers.result + at, end - begin, residual + at);
-        }
-    });
+    if (residual != nullptr && !has_both) project_add(compute(), in, output, residual);
+    else
+        project(compute(), in, {&output, 1}, [&](size_t, Tokens tokens, int begin, int end) {
+            for (int row = tokens.begin; row < tokens.end; ++row) {
+                size_t at = offset(row, width) + static_cast<size_t>(begin);
+                if (has_both) kernels_.add(buffers.entry + at, end - begin, buffers.result + at);
+                if (residual != nullptr) kernels_.add(buffers.result + at, end - begin, residual + at);
+            }
+        });
     add_residual(layer, layer.attention_out, buffers, batch.num_tokens);
     if (layer.attention_second.weight != nullptr)
         for_rows(compute(), batch.num_tokens, [&](int row) {

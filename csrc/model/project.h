@@ -26,8 +26,13 @@ struct Activations {
     int num_tiles() const { return (n + kTileTokens - 1) / kTileTokens; }
     ActTile tile(int index) const;
 
-    // Quantise columns [begin, end) of a row, both multiples of 32, where quants are wanted at all.
-    void quantize(const KernelTable& kernels, int row, int begin, int end) const;
+    // Quantise columns [begin, end) of a row, both multiples of 32, where quants are wanted at all; from: their values.
+    void quantize(const KernelTable& kernels, int row, int begin, int end, const float* from) const;
+    void quantize(const KernelTable& kernels, int row, int begin, int end) const {
+        quantize(kernels, row, begin, end, values + static_cast<size_t>(row) * static_cast<size_t>(k) + begin);
+    }
+    // Ask for the lines that the quants of columns [begin, end) of a tile will go to: another thread may have them.
+    void fetch_to_write(int tile, int begin, int end) const;
 };
 
 // Buffers for quantised rows, reused for every product of a step.
@@ -62,8 +67,32 @@ struct Tokens {
     int begin, end;
 };
 
+// Outputs of some groups of rows for the tokens of a tile, on the stack of the task that reads them: whole matrices of
+// them would leave the cache in between.
+struct OutputPiece {
+    static constexpr int kGroups = 16;  // of a whole tile, more of fewer tokens; four blocks that are quantised at once
+    int num_rows, num_tokens;           // values (num_tokens, num_rows)
+    alignas(64) float values[kTileTokens * kGroups * kLanes];
+
+    static int max_groups(int num_tokens) { return kGroups * (kTileTokens / std::min(num_tokens, kTileTokens)); }
+
+    float* of_token(int i) { return values + i * num_rows; }
+    int size() const { return num_tokens * num_rows; }
+};
+
 namespace detail {
+// The tiles of a long prompt in two parts with tasks of their own: fewer threads wait for the last one, and a thread
+// that takes every other task meets the same half of the activations.
+struct TileParts {
+    int num_tiles, count;
+
+    explicit TileParts(const Activations& in) : num_tiles(in.num_tiles()), count(num_tiles >= 4 ? 2 : 1) {}
+    int begin(int part) const { return num_tiles * part / count; }
+};
+
 int groups_per_task(const Compute& compute, const Matrix& weight);
+Tokens project_piece(const Compute& compute, const Activations& in, int tile, const Projection& projection,
+                     int group_begin, int group_end, OutputPiece& piece);
 Tokens project_tile(const Compute& compute, const Activations& in, int tile, const Projection& projection,
                     int group_begin, int group_end);
 
@@ -83,13 +112,15 @@ void project(const Compute& compute, const Activations& in, std::span<const Proj
         chunk[p] = detail::groups_per_task(compute, *projections[p].weight);
         first_task[p + 1] = first_task[p] + (projections[p].weight->groups() + chunk[p] - 1) / chunk[p];
     }
-    compute.pool.run(first_task[projections.size()], detail::claim_of(in), [&](int task, int) {
+    const detail::TileParts parts(in);
+    compute.pool.run(first_task[projections.size()] * parts.count, detail::claim_of(in), [&](int index, int) {
+        const int task = index / parts.count, part = index % parts.count;
         size_t p = 0;
         while (task >= first_task[p + 1]) ++p;
         const Projection& projection = projections[p];
         int begin = (task - first_task[p]) * chunk[p];
         int end = std::min(begin + chunk[p], projection.weight->groups());
-        for (int tile = 0; tile < in.num_tiles(); ++tile) {
+        for (int tile = parts.begin(part); tile < parts.begin(part + 1); ++tile) {
             Tokens tokens = detail::project_tile(compute, in, tile, projection, begin, end);
             after(p, tokens, begin * kLanes, std::min(end * kLanes, projection.weight->rows));
         }
@@ -100,34 +131,53 @@ inline void project(const Compute& compute, const Activations& in, std::span<con
     project(compute, in, projections, [](size_t, Tokens, int, int) {});
 }
 
-// Two weights of one shape whose rows are combined pairwise: after(tokens, row_begin, row_end) sees both complete.
-template <class After>
-void project_pair(const Compute& compute, const Activations& in, const Projection& first, const Projection& second,
-                  After&& after) {
-    int chunk =
-        std::min(detail::groups_per_task(compute, *first.weight), detail::groups_per_task(compute, *second.weight));
-    int groups = first.weight->groups();
-    compute.pool.run((groups + chunk - 1) / chunk, detail::claim_of(in), [&](int task, int) {
-        int begin = task * chunk, end = std::min(begin + chunk, groups);
-        for (int tile = 0; tile < in.num_tiles(); ++tile) {
-            detail::project_tile(compute, in, tile, first, begin, end);
-            Tokens tokens = detail::project_tile(compute, in, tile, second, begin, end);
-            after(tokens, begin * kLanes, std::min(end * kLanes, first.weight->rows));
-        }
+// The same by pieces that nobody else sees: body(tile, group_begin, group_end) computes and uses one.
+template <class Body>
+void for_pieces(const Compute& compute, const Activations& in, const Matrix& weight, int groups_per_task, Body&& body) {
+    const int groups = weight.groups(), most = OutputPiece::max_groups(in.n);
+    const detail::TileParts parts(in);
+    const int chunks = (groups + groups_per_task - 1) / groups_per_task;
+    compute.pool.run(chunks * parts.count, detail::claim_of(in), [&](int index, int) {
+        const int chunk = index / parts.count, part = index % parts.count;
+        const int end = std::min((chunk + 1) * groups_per_task, groups);
+        for (int tile = parts.begin(part); tile < parts.begin(part + 1); ++tile)
+            for (int group = chunk * groups_per_task; group < end; group += most)
+                body(tile, group, std::min(group + most, end));
     });
 }
 
-// Call body(row) for n rows: in parallel when there are enough of them to be worth waking the pool.
+// Two weights of one shape whose rows are combined pairwise: before(tile, row_begin, row_end) comes first,
+// after(tokens, row_begin, first, second) sees both complete.
+template <class Before, class After>
+void project_pair(const Compute& compute, const Activations& in, const Projection& first, const Projection& second,
+                  Before&& before, After&& after) {
+    int chunk =
+        std::min(detail::groups_per_task(compute, *first.weight), detail::groups_per_task(compute, *second.weight));
+    for_pieces(compute, in, *first.weight, chunk, [&](int tile, int begin, int end) {
+        OutputPiece one, other;
+        before(tile, begin * kLanes, std::min(end * kLanes, first.weight->rows));
+        detail::project_piece(compute, in, tile, first, begin, end, one);
+        Tokens tokens = detail::project_piece(compute, in, tile, second, begin, end, other);
+        after(tokens, begin * kLanes, one, other);
+    });
+}
+
+// x += weight x in (+ bias), x of the shape of the projection's output.
+void project_add(const Compute& compute, const Activations& in, const Projection& projection, float* x);
+
+// Call body(row) for n rows: in parallel when there are enough of them to be worth waking the pool. Threads that have
+// enough rows anyway get 16 neighbours each, whose scales share cache lines, and whose keys do.
 template <class Body>
 void for_rows(const Compute& compute, int n, Body&& body) {
-    constexpr int kRowsPerTask = 4;
-    if (n <= kRowsPerTask) {
+    constexpr int kFewRows = 4, kLineRows = 16;
+    if (n <= kFewRows) {
         for (int row = 0; row < n; ++row) body(row);
         return;
     }
-    compute.pool.run((n + kRowsPerTask - 1) / kRowsPerTask, [&](int task, int) {
-        int end = std::min(n, (task + 1) * kRowsPerTask);
-        for (int row = task * kRowsPerTask; row < end; ++row) body(row);
+    const int rows = n >= kLineRows * compute.pool.num_threads() ? kLineRows : kFewRows;
+    compute.pool.run((n + rows - 1) / rows, [&](int task, int) {
+        int end = std::min(n, (task + 1) * rows);
+        for (int row = task * rows; row < end; ++row) body(row);
     });
 }
 

@@ -16,18 +16,25 @@ void fill_rope_table(const Compute& compute, const RopeSpec& rope, const int32_t
     });
 }
 
+namespace {
+
+// Strides that the compiler knows: it then rotates several pairs at once.
+template <size_t kStride>
+void rotate_pairs(const float* __restrict cosines, const float* __restrict sines, size_t count, float* __restrict first,
+                  float* __restrict second) {
+    for (size_t i = 0; i < count; ++i) {
+        float a = first[i * kStride], b = second[i * kStride];
+        first[i * kStride] = a * cosines[i] - b * sines[i];
+        second[i * kStride] = a * sines[i] + b * cosines[i];
+    }
+}
+
+}  // namespace
+
 void rotate(const RopeSpec& rope, const float* table_row, float* head) {
     size_t count = rope.inverse_frequencies.size();
-    size_t stride = rope.is_interleaved ? 2 : 1;
-    size_t partner = rope.is_interleaved ? 1 : count;
-    for (size_t i = 0; i < count; ++i) {
-        float& a = head[i * stride];
-        float& b = head[i * stride + partner];
-        float c = table_row[i], s = table_row[count + i];
-        float rotated = a * c - b * s;
-        b = a * s + b * c;
-        a = rotated;
-    }
+    if (rope.is_interleaved) rotate_pairs<2>(table_row, table_row + count, count, head, head + 1);
+    else rotate_pairs<1>(table_row, table_row + count, count, head, head + count);
 }
 
 }  // namespace kvarn
