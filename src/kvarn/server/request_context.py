@@ -58,7 +58,7 @@ class RequestContext:
         self.headers: dict[str, str] = {}  # of the response: what is left of each limit
         self.given = NO_FIELDS  # names in the body, one of which an error may speak of
         self.held = AsyncExitStack()  # closed when the response is out
-        self.ended = threading.Event()  # nobody waits for it any more: what threads do for it may stop
+        self._ended: threading.Event | None = None  # made when it is asked for: most requests need no thread
         self._http = http
         self._config = config
         self._threads = threads
@@ -71,8 +71,16 @@ class RequestContext:
 
     async def __aexit__(self, *_: object) -> None:
         """FastAPI comes here after the last byte, also when the client has disconnected."""
-        self.ended.set()
+        if self._ended is not None:
+            self._ended.set()
         await self.held.aclose()
+
+    @property
+    def ended(self) -> threading.Event:
+        """Set when nobody waits for it any more: what threads do for it may stop."""
+        if self._ended is None:
+            self._ended = threading.Event()
+        return self._ended
 
     def require_admin(self, words: str) -> None:
         """A key with admin = true; where there are no keys, somebody on this machine. words: what is done by those."""

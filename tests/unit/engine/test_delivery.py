@@ -11,7 +11,13 @@ import pytest
 
 from kvarn.engine.client import EngineClient
 from kvarn.engine.delivery.async_answers import PolledText
-from kvarn.engine.delivery.drain_pacing import BEHIND_SHARE, MAX_DELAY_S, DrainPacing
+from kvarn.engine.delivery.drain_pacing import (
+    ARRIVAL_S,
+    BEHIND_SHARE,
+    MAX_DELAY_ARRIVALS_S,
+    MAX_DELAY_S,
+    DrainPacing,
+)
 from kvarn.engine.submission import Submission
 from kvarn.errors import AnswerError
 from kvarn.types import FinishReason, SamplingParams, TokenEvent
@@ -23,7 +29,7 @@ STORY = "grüße aus der mühle: 製粉所 🌾 und noch ein wort."
 GREEDY = SamplingParams(temperature=0.0, max_tokens=150)
 
 
-def late(_: DrainPacing, began_at: float, work_s: float, num_steps: int) -> float:
+def late(_: DrainPacing, began_at: float, work_s: float, num_steps: int, num_arrivals: int) -> float:
     return began_at + 0.03
 
 
@@ -66,7 +72,20 @@ def test_a_loop_that_is_behind_reads_the_same_text_in_fewer_events(
         assert num_tokens(events) == whole.usage.completion_tokens == last.usage.completion_tokens
         assert events[-1].finish_reason is whole.finish_reason is FinishReason.STOP
     assert len(behind) < len(at_once) / 2
-    assert is_idle(client)
+    assert eventually(lambda: is_idle(client)), "the end is told at once, and the last step may still be under way"
+    client.close()
+
+
+@pytest.mark.parametrize("stop", [(), ("wort",)])
+def test_the_end_of_an_answer_waits_for_no_drain(stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    client = EngineClient(make_engine(slow(saying(STORY, PROMPT))))
+    monkeypatch.setattr(DrainPacing, "next_at", lambda _, began_at, *__: began_at + 60.0)
+    started = time.monotonic()
+    events = asyncio.run(read(client, GREEDY.replace(stop=stop)))
+    assert time.monotonic() - started < 30.0, "the next drain is due in a minute"
+    last = events[-1].completion
+    assert last is not None
+    assert "".join(event.text for event in events) == last.text
     client.close()
 
 
@@ -190,3 +209,16 @@ def test_a_drain_waits_only_where_its_work_is_much_beside_a_step() -> None:
     assert 0 < waits[-1] <= MAX_DELAY_S + 1e-9
     assert max(waits) <= MAX_DELAY_S + 1e-9
     assert pacing.next_at(at + 60, 0.0001, 41) == at + 60, "after a pause all comes at once"
+
+
+def test_drains_wait_longer_while_requests_come_and_no_longer_than_they_may() -> None:
+    delays = []
+    for num_arrivals in (0, 1, 10, 1000):
+        pacing = DrainPacing()
+        for step in range(20):
+            at = 100.0 + 0.010 * step
+            due_at = pacing.next_at(at, 0.009, step, num_arrivals)
+        delays.append(due_at - at)
+    assert delays == pytest.approx(
+        [MAX_DELAY_S, MAX_DELAY_S + ARRIVAL_S, MAX_DELAY_S + 10 * ARRIVAL_S, MAX_DELAY_ARRIVALS_S]
+    )

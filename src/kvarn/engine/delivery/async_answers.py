@@ -3,7 +3,8 @@
     engine's thread    appends to request.token_ids; closes request.text before the token that ends the answer;
                        end_step() once a step, which wakes the event loop unless that is awake or behind
     event loop         a drain: what was posted, then every answer takes the tokens that are there, as text, unless it
-                       is closed: the rest comes with its last event
+                       is closed: the rest comes with its last event. Where the loop is behind, drains wait, but the
+                       ends of answers do not
 
 Knows events; knows nothing of scheduling or HTTP.
 """
@@ -42,21 +43,40 @@ class EventLoopBridge:
         self.polling: dict[AsyncAnswers, None] = {}  # changed in the event loop alone
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._is_scheduled = False
+        self._is_hurrying = False
         self._num_steps = 0
+        self._num_arrived = 0  # answers that were submitted since the last drain
         self._pacing = DrainPacing()
         self._due_at = 0.0
         self.is_behind = False  # what comes waits for the next drain
 
     def post(self, function: Callable[..., None], *args: Any) -> None:
-        """Have function(*args) called in the event loop; RuntimeError when that is closed."""
-        loop = self.loop()
-        if loop is None or loop.is_closed():  # asked each time: a call it took before may never have been made
-            self._posted.clear()
-            raise RuntimeError("the event loop is closed")
+        """Have function(*args) called in the event loop by the next drain; RuntimeError when that is closed."""
+        loop = self._open_loop()
         self._posted.append((function, args))
         if not self._is_scheduled:
             self._is_scheduled = True
             loop.call_soon_threadsafe(self._drain_when_due)
+
+    def post_end(self, function: Callable[..., None], *args: Any) -> None:
+        """The same for the end of an answer, which no drain has to be due for: a client waits for it to go on."""
+        loop = self._open_loop()
+        self._posted.append((function, args))
+        if not self._is_hurrying:
+            self._is_hurrying = True
+            loop.call_soon_threadsafe(self._hurry)
+
+    def add_reader(self, reader: AsyncAnswers) -> None:
+        """Have a reader look for tokens in every drain. Called in the event loop."""
+        self.polling[reader] = None
+        self._num_arrived += 1
+
+    def _open_loop(self) -> asyncio.AbstractEventLoop:
+        loop = self.loop()
+        if loop is None or loop.is_closed():  # asked each time: a call it took before may never have been made
+            self._posted.clear()
+            raise RuntimeError("the event loop is closed")
+        return loop
 
     def end_step(self) -> None:
         """Let readers look for tokens. Called on the engine's thread after every step."""
@@ -78,15 +98,24 @@ class EventLoopBridge:
         self._is_scheduled = False
         loop = asyncio.get_running_loop()
         began_at, num_steps, cpu_s = loop.time(), self._num_steps, time.thread_time()
-        while self._posted:
-            function, args = self._posted.popleft()
-            function(*args)
+        self._call_posted()
         for reader in tuple(self.polling):
             reader.poll()
         loop.call_soon(self._end_drain, began_at, num_steps, cpu_s)  # after the tasks that this has woken
 
+    def _hurry(self) -> None:
+        self._is_hurrying = False  # cleared first, as above
+        self._call_posted()
+
+    def _call_posted(self) -> None:
+        while self._posted:
+            function, args = self._posted.popleft()
+            function(*args)
+
     def _end_drain(self, began_at: float, num_steps: int, cpu_s: float) -> None:
-        self._due_at = self._pacing.next_at(began_at, time.thread_time() - cpu_s, num_steps)
+        work_s = time.thread_time() - cpu_s
+        self._due_at = self._pacing.next_at(began_at, work_s, num_steps, self._num_arrived)
+        self._num_arrived = 0
         self.is_behind = self._due_at > began_at
 
 
@@ -145,7 +174,7 @@ class AsyncAnswers:
         self._polls_tokens = polls_tokens
         self._texts: dict[str, PolledText] = {}  # by request id
         for index in range(number):
-            on_event = None if on_arrival is drop_event else partial(bridge.post, self._add, index)
+            on_event = None if on_arrival is drop_event else partial(_post_event, bridge, self._add, index)
             collector = OutputCollector(on_event, keeps_events=False, polls_tokens=polls_tokens)
             collector.done.add_done_callback(partial(_post_end, bridge, self._end))
             self.collectors.append(collector)
@@ -153,8 +182,17 @@ class AsyncAnswers:
     async def submit(self, submissions: Sequence[Submission]) -> None:
         """Queue the submissions all together, or raise why none of them is accepted."""
         if self._polls_tokens:
-            self._bridge.polling[self] = None
-        await asyncio.wrap_future(self._submit(submissions, self.collectors))
+            self._bridge.add_reader(self)
+        accepted = self._submit(submissions, self.collectors)
+        if not accepted.done():
+            told = asyncio.get_running_loop().create_future()
+            accepted.add_done_callback(partial(_post_accepted, self._bridge, told))
+            try:
+                await told
+            except asyncio.CancelledError:
+                accepted.cancel()
+                raise
+        accepted.result()
 
     def __aiter__(self) -> AsyncIterator[IndexedEvent]:
         return self
@@ -286,6 +324,21 @@ def drop_event(_: int, __: TokenEvent) -> bool:
     return False
 
 
+def _post_event(bridge: EventLoopBridge, add: Callable[[int, TokenEvent], None], index: int, event: TokenEvent) -> None:
+    post = bridge.post if event.finish_reason is None else bridge.post_end
+    post(add, index, event)
+
+
+def _post_accepted(bridge: EventLoopBridge, told: asyncio.Future[None], _: Future[None]) -> None:
+    with suppress(RuntimeError):  # the event loop is closed: nobody waits
+        bridge.post(_tell, told)
+
+
+def _tell(told: asyncio.Future[None]) -> None:
+    if not told.done():  # else whoever waited was cancelled
+        told.set_result(None)
+
+
 def _post_end(bridge: EventLoopBridge, end: Callable[[BaseException | None], None], done: Future[Completion]) -> None:
     with suppress(RuntimeError):  # the event loop is closed: no reader is left
-        bridge.post(end, done.exception())
+        bridge.post_end(end, done.exception())

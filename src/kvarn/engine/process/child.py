@@ -51,16 +51,17 @@ class EngineChild:
         """Wait until the model is loaded; raise why it was not."""
         while True:
             try:
-                message = pickle.loads(self.connection.recv_bytes())
+                messages = pickle.loads(self.connection.recv_bytes())
             except (EOFError, OSError):
                 raise BackendError(f"{self.how_it_ended()} while the model was loaded") from None
-            if isinstance(message, Ready):
-                return message
-            if isinstance(message, Returned):
-                assert message.error is not None
-                raise message.error.error()
-            if isinstance(message, Progress) and on_load is not None:
-                on_load(message.done, message.total)
+            for message in messages:
+                if isinstance(message, Ready):
+                    return message  # the last before it is asked for anything
+                if isinstance(message, Returned):
+                    assert message.error is not None
+                    raise message.error.error()
+                if isinstance(message, Progress) and on_load is not None:
+                    on_load(message.done, message.total)
 
     def how_it_ended(self) -> str:
         """For a message, once the socket has ended."""

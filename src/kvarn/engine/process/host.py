@@ -42,6 +42,7 @@ from kvarn.engine.process.messages import (
     Returned,
     Start,
     Submit,
+    take_all,
     unpack_submissions,
 )
 from kvarn.engine.process.step_report import StepReport
@@ -118,15 +119,20 @@ class EngineHost:
         }
         while True:
             try:
-                message = pickle.loads(self._connection.recv_bytes())
+                messages = pickle.loads(self._connection.recv_bytes())
             except (EOFError, OSError):
                 os._exit(0)  # the client is gone: nobody wants anything of this process
-            handlers[type(message)](message)
+            for message in messages:
+                handlers[type(message)](message)
 
     def _send(self) -> None:
-        while (message := self._outbox.get()) is not None:
+        is_over = False
+        while not is_over:
+            taken = take_all(self._outbox)
+            is_over = any(one is None for one in taken)
+            messages = [one for one in taken if one is not None]
             try:
-                self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+                self._connection.send_bytes(pickle.dumps(messages, pickle.HIGHEST_PROTOCOL))
             except OSError:  # as above
                 os._exit(0)
 

@@ -1,7 +1,7 @@
 """What a client and an engine in a process of its own tell each other: frozen messages, pickled, over one socket.
 
-    client ──Start, Submit, Cancel, Call, Close──> engine host
-    client <──Progress, Ready, Accepted, Returned, Failed, StepDone, Alive── engine host
+    client ──Start, then lists of Submit, Cancel, Call, Close──> engine host
+    client <──lists of Progress, Ready, Accepted, Returned, Failed, StepDone, Alive── engine host
 
 Both ends are the same program on one machine, and nobody else has the socket. Knows no model and no thread.
 """
@@ -11,9 +11,11 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvarn.config import EngineConfig
 from kvarn.engine.submission import Submission
@@ -24,6 +26,8 @@ from kvarn.types import TokenEvent
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,15 @@ class PackedError:
         error.__dict__.update(self.fields)
         error.__cause__ = None if self.cause is None else self.cause.error()
         return error
+
+
+def take_all(outbox: SimpleQueue[T]) -> list[T]:
+    """Wait for a message; with it come all others that are there, as one write wakes the other side once."""
+    taken = [outbox.get()]
+    with suppress(Empty):
+        while True:
+            taken.append(outbox.get_nowait())
+    return taken
 
 
 def pack_submissions(submissions: list[Submission]) -> bytes:

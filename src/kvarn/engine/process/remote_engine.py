@@ -40,6 +40,7 @@ from kvarn.engine.process.messages import (
     Submit,
     pack_function,
     pack_submissions,
+    take_all,
 )
 from kvarn.engine.stream import Stream
 from kvarn.engine.submission import Submission
@@ -191,9 +192,11 @@ class RemoteEngine:
 
     def _send(self) -> None:
         try:
-            while not isinstance(message := self._outbox.get(), Close):
-                self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-            self._connection.send_bytes(pickle.dumps(message))
+            is_over = False
+            while not is_over:
+                messages = take_all(self._outbox)
+                is_over = any(isinstance(one, Close) for one in messages)
+                self._connection.send_bytes(pickle.dumps(messages, pickle.HIGHEST_PROTOCOL))
         except OSError:
             pass  # the process has ended, which the reading thread sees
 
@@ -207,9 +210,10 @@ class RemoteEngine:
         }
         try:
             while True:
-                message = pickle.loads(self._connection.recv_bytes())
+                messages = pickle.loads(self._connection.recv_bytes())
                 self.heartbeat = time.monotonic()
-                handlers[type(message)](message)
+                for message in messages:
+                    handlers[type(message)](message)
         except (EOFError, OSError):
             reason = self._child.how_it_ended()
         except BaseException as error:  # only we can have broken it: nobody shall wait for ever

@@ -24,7 +24,7 @@ from kvarn.server.http.connections import Connections
 from kvarn.server.http.limits import MAX_PIPELINED, ConnectionLimits, fit_descriptors
 from kvarn.server.http.refusals import Refusal, Refused
 from kvarn.server.http.request_head import check_headers, read_target, without_prefix, without_upgrade
-from kvarn.server.http.sse import WRITE_CHUNK, chunk_writer
+from kvarn.server.http.sse import HOLD_HEAD, WRITE_CHUNK, chunk_writer, head_holder
 from kvarn.server.http.traffic import Traffic
 from kvarn.server.http.transport import end_with_connection
 from kvarn.server.process.lifecycle import Lifecycle, is_probe
@@ -112,6 +112,7 @@ class LimitedProtocol(ConnectionEnd):
         self.expect_100_continue = self.expect_100_continue and version == "1.1"
         super().on_headers_complete()
         self.scope[WRITE_CHUNK] = chunk_writer(self.cycle)  # type: ignore[literal-required]
+        self.scope[HOLD_HEAD] = head_holder(self.cycle)  # type: ignore[literal-required]
         if version == "1.0":
             end_with_connection(self.cycle)
         if self._is_queued(self.cycle):

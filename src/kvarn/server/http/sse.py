@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kvarn.server.failures import ClientGone, Failure, failure_of, report
+from kvarn.server.http.transport import CountingTransport
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kvarn.server.request_context import RequestContext
 
 WRITE_CHUNK = "kvarn.write_chunk"  # in the scope of a server of ours, see chunk_writer()
+HOLD_HEAD = "kvarn.hold_head"  # likewise, see head_holder()
 EVENT_STREAM = "text/event-stream"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -76,6 +78,7 @@ class EventStreamResponse(Response):
         self._written_at = time.monotonic()
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        scope.get(HOLD_HEAD, _nothing)()
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         writing = asyncio.create_task(self._write_events(send, scope.get(WRITE_CHUNK, _never)))
         try:
@@ -134,5 +137,21 @@ def chunk_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
     return write
 
 
+def head_holder(cycle: RequestResponseCycle) -> Callable[[], None]:
+    """What has the head of a growing response wait a moment for its first event, and go out in one piece with it."""
+    held = weakref.ref(cycle)  # as above
+
+    def hold_head() -> None:
+        cycle = held()
+        if cycle is not None and isinstance(cycle.transport, CountingTransport):
+            cycle.transport.hold_head()
+
+    return hold_head
+
+
 def _never(_: bytes) -> bool:
     return False
+
+
+def _nothing() -> None:
+    pass

@@ -18,6 +18,7 @@ from kvarn.server.http.traffic import Traffic
 NOTSENT_BYTES = 16 << 10  # the kernel buffers little that cannot be sent yet: the rest waits where it is counted
 UNKNOWN_LENGTH = sys.maxsize
 STREAM_GRACE_S = 1.0  # a stream's client may be max_buffered_bytes behind for this long
+HEAD_WAIT_S = 0.05  # the head of a stream waits this long for its first event, to be sent with it
 
 _OPTIONS = {
     # asyncio sets it only for sockets that name their protocol; without it each answer waits 40 ms for an
@@ -34,7 +35,7 @@ _OPTIONS = {
 class CountingTransport(asyncio.Transport):
     """Wraps the event loop's transport. close() is left to on_close: at once, or after lingering."""
 
-    __slots__ = ("_beneath", "_inner", "_is_half_closed", "_on_close", "_traffic", "num_written")
+    __slots__ = ("_beneath", "_flush", "_held", "_inner", "_is_half_closed", "_on_close", "_traffic", "num_written")
 
     def __init__(self, inner: asyncio.Transport, on_close: Callable[[], None], traffic: Traffic) -> None:
         super().__init__()
@@ -44,13 +45,15 @@ class CountingTransport(asyncio.Transport):
         self._on_close = on_close
         self._traffic = traffic
         self._is_half_closed = False
+        self._held = b""
+        self._flush: asyncio.TimerHandle | None = None  # what was written last waits for more until then
         self.num_written = 0
         _tune(inner.get_extra_info("socket"))
 
     @property
     def num_unsent(self) -> int:
         """Bytes that the client has not taken yet, without those in the kernel's buffer."""
-        size = self._inner.get_write_buffer_size()
+        size = self._inner.get_write_buffer_size() + len(self._held)
         return size if self._beneath is None else size + self._beneath.get_write_buffer_size()
 
     @property
@@ -62,13 +65,34 @@ class CountingTransport(asyncio.Transport):
             return
         self.num_written += len(data)
         self._traffic.num_sent_bytes += len(data)
-        self._inner.write(data)
+        if self._flush is None:
+            self._inner.write(data)
+            return
+        is_head = not self._held
+        self._held += data
+        if not is_head:
+            self.flush()
+
+    def hold_head(self) -> None:
+        """Send what is written next with what is written then, or soon by itself: every call of the system counts."""
+        if self._flush is None and not self.is_closing():
+            self._flush = asyncio.get_running_loop().call_later(HEAD_WAIT_S, self.flush)
+
+    def flush(self) -> None:
+        """Send what is held."""
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+            held, self._held = self._held, b""
+            if held:
+                self._inner.write(held)
 
     def close(self) -> None:
         self._on_close()
 
     def close_now(self) -> None:
         """Send what is written, then close; a client that still sends may lose it."""
+        self.flush()
         self._inner.close()
 
     def half_close(self) -> None:
@@ -78,11 +102,14 @@ class CountingTransport(asyncio.Transport):
         """
         if self._is_half_closed or self._inner.is_closing():
             return
+        self.flush()
         self._is_half_closed = True
         if self._inner.can_write_eof():
             self._inner.write_eof()
 
     def abort(self) -> None:
+        if self._flush is not None:
+            self._flush.cancel()
         self._inner.abort()
 
     def is_closing(self) -> bool:
