@@ -46,7 +46,12 @@ const InstructionSet kAvx2{"avx2",
 const InstructionSet kAvx512{
     "avx512", &kAvx2, {&avx512::vector_kernels, &avx512::attention_kernels}, cpu_has_avx512_table};
 const InstructionSet kAvx512Vnni{"avx512_vnni", &kAvx512, {&avx512_vnni::matmul_kernels}, cpu_has_avx512_vnni_table};
-const InstructionSet& kBest = kAvx512Vnni;
+const InstructionSet kAvx512Amx{"avx512_amx", &kAvx512Vnni, {&avx512_amx::matmul_kernels}, cpu_has_avx512_amx_table};
+const InstructionSet& kBest = kAvx512Amx;
+// The same products with tiles in software, for tests on CPUs that have none: chosen by its name only.
+const InstructionSet kAvx512AmxEmulated{
+    "avx512_amx_emulated", &kAvx512Vnni, {&avx512_amx_emulated::matmul_kernels}, cpu_has_avx512_bf16_table};
+const InstructionSet* const kEmulated = &kAvx512AmxEmulated;
 #elif defined(__aarch64__)
 const InstructionSet kNeon{"neon",
                            &kScalar,
@@ -56,8 +61,10 @@ const InstructionSet kNeon{"neon",
 const InstructionSet kNeonDot{"neon_dot", &kNeon, {&neon_dot::matmul_kernels}, cpu_has_neon_dot_table};
 const InstructionSet kNeonI8mm{"neon_i8mm", &kNeonDot, {&neon_i8mm::matmul_kernels}, cpu_has_neon_i8mm_table};
 const InstructionSet& kBest = kNeonI8mm;
+const InstructionSet* const kEmulated = nullptr;
 #else
 const InstructionSet& kBest = kScalar;
+const InstructionSet* const kEmulated = nullptr;
 #endif
 
 std::string usable_names() {
@@ -87,8 +94,15 @@ std::vector<std::string> kernel_tables() {
     return names;
 }
 
+std::vector<std::string> emulated_tables() {
+    if (kEmulated == nullptr || !kEmulated->is_supported()) return {};
+    return {kEmulated->name};
+}
+
 const KernelTable& select_table(const char* name) {
     const std::string wanted = name;
+    for (const std::string& emulated : emulated_tables())
+        if (wanted == emulated) return kEmulated->table;
     for (const InstructionSet* set = &kBest; set != nullptr; set = set->parent)
         if ((wanted.empty() || wanted == set->name) && set->is_supported()) return set->table;
     throw std::invalid_argument("kernel table '" + wanted +
@@ -96,7 +110,7 @@ const KernelTable& select_table(const char* name) {
 }
 
 std::map<std::string, std::string> kernel_origins(const std::string& name) {
-    const InstructionSet* set = &kBest;
+    const InstructionSet* set = kEmulated != nullptr && name == kEmulated->name ? kEmulated : &kBest;
     while (set != nullptr && name != set->name) set = set->parent;
     if (set == nullptr) throw std::invalid_argument("there is no kernel table '" + name + "' in this build");
     std::map<std::string, std::string> origins;
@@ -106,7 +120,8 @@ std::map<std::string, std::string> kernel_origins(const std::string& name) {
     KVARN_FLOAT_TYPES(KVARN_MATMUL)
     KVARN_QUANTIZED_TYPES(KVARN_MATMUL)
 #undef KVARN_MATMUL
-#define KVARN_ENTRY(entry) origins[#entry] = origin(set, [](const KernelTable& t) { return t.entry; });
+#define KVARN_ENTRY(entry) \
+    if (set->table.entry != nullptr) origins[#entry] = origin(set, [](const KernelTable& t) { return t.entry; });
     KVARN_ENTRIES(KVARN_ENTRY)
 #undef KVARN_ENTRY
     return origins;

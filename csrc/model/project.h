@@ -14,7 +14,7 @@ struct Compute {
     ThreadTeam& pool;
 };
 
-// n rows of k floats (contiguous), and the same rows quantised in tiles of kTileTokens.
+// n rows of k floats (contiguous), and the same rows quantised or rounded, in tiles of kTileTokens.
 struct Activations {
     const float* values = nullptr;
     int n = 0, k = 0;
@@ -22,22 +22,27 @@ struct Activations {
     float* scale = nullptr;
     float* sum = nullptr;
     int32_t* minus_sums = nullptr;
+    uint16_t* rounded = nullptr;
 
-    int num_tiles() const { return (n + kTileTokens - 1) / kTileTokens; }
+    // Rows of one call of a product.
+    int tile_tokens() const { return rounded != nullptr ? kRoundedTokens : kTileTokens; }
+    int num_tiles() const { return (n + tile_tokens() - 1) / tile_tokens(); }
     ActTile tile(int index) const;
 
-    // Quantise columns [begin, end) of a row, both multiples of 32, where quants are wanted at all.
+    // Quantise or round columns [begin, end) of a row, both multiples of 32, where that is wanted at all.
     void quantize(const KernelTable& kernels, int row, int begin, int end) const;
 };
 
-// Buffers for quantised rows, reused for every product of a step.
+// Buffers for quantised or rounded rows, whichever the kernels want, reused for every product of a step.
 struct QuantBuffers {
-    int8_t* q;
-    float* scale;
-    float* sum;
-    int32_t* minus_sums;
-    static size_t arena_bytes(int n, int k);
-    static QuantBuffers take(Arena& arena, int n, int k);
+    int8_t* q = nullptr;
+    float* scale = nullptr;
+    float* sum = nullptr;
+    int32_t* minus_sums = nullptr;
+    uint16_t* rounded = nullptr;
+    static size_t arena_bytes(const KernelTable& kernels, int n, int k);
+    static QuantBuffers take(Arena& arena, const KernelTable& kernels, int n, int k);
+    QuantBuffers from(size_t value) const;  // of the rows from that value on, a multiple of kQuantBlock
 };
 
 struct Projection {
@@ -63,7 +68,7 @@ struct Tokens {
 };
 
 namespace detail {
-int groups_per_task(const Compute& compute, const Matrix& weight);
+int groups_per_task(const Compute& compute, const Activations& in, const Matrix& weight);
 Tokens project_tile(const Compute& compute, const Activations& in, int tile, const Projection& projection,
                     int group_begin, int group_end);
 }  // namespace detail
@@ -76,7 +81,7 @@ void project(const Compute& compute, const Activations& in, std::span<const Proj
     int chunk[kMaxProjections];
     int first_task[kMaxProjections + 1] = {0};
     for (size_t p = 0; p < projections.size(); ++p) {
-        chunk[p] = detail::groups_per_task(compute, *projections[p].weight);
+        chunk[p] = detail::groups_per_task(compute, in, *projections[p].weight);
         first_task[p + 1] = first_task[p] + (projections[p].weight->groups() + chunk[p] - 1) / chunk[p];
     }
     compute.pool.run(first_task[projections.size()], [&](int task, int) {
@@ -100,8 +105,8 @@ inline void project(const Compute& compute, const Activations& in, std::span<con
 template <class After>
 void project_pair(const Compute& compute, const Activations& in, const Projection& first, const Projection& second,
                   After&& after) {
-    int chunk =
-        std::min(detail::groups_per_task(compute, *first.weight), detail::groups_per_task(compute, *second.weight));
+    int chunk = std::min(detail::groups_per_task(compute, in, *first.weight),
+                         detail::groups_per_task(compute, in, *second.weight));
     int groups = first.weight->groups();
     compute.pool.run((groups + chunk - 1) / chunk, [&](int task, int) {
         int begin = task * chunk, end = std::min(begin + chunk, groups);
