@@ -56,7 +56,8 @@ constexpr int kKVBlock = 16;     // tokens per KV block
 // f is the same tile unquantised, [n][k] float, for the float weight types.
 //
 // Where the table has round_row its products take rounded rows instead, and up to kRoundedTokens of them at a time:
-//   rounded   tiles of kTileTokens rows and one of what is left, each [k / 32][rows of the tile][32] bf16
+//   rounded   tiles of kTileTokens rows and one of what is left, each [k / 32][rows of the tile][32] bf16, of a
+//             block the even columns first
 struct ActTile {
     const int8_t* q;
     const float* scale;

@@ -61,7 +61,7 @@ def seen_by_kernel(table: str, type_: TensorType, x: Floats) -> Doubles:
     if type_.block_values == 1:
         return x.astype(np.float64)
     if rounds(table):
-        return np.stack([floats_of_bf16(kernels.round_row(table, row)) for row in x]).astype(np.float64)
+        return np.stack([rounded_by_kernel(table, row) for row in x]).astype(np.float64)
     rows = []
     for row in x:
         quants, scales, _, _ = kernels.quantize_row(table, row)
@@ -77,6 +77,12 @@ def weights_of_kernel(table: str, type_: TensorType, weights: Floats) -> Doubles
 def rounds(table: str) -> bool:
     """Whether products with quantised types round weights and activations to bf16."""
     return kernels.round_row(table, np.zeros(32, np.float32)) is not None
+
+
+def rounded_by_kernel(table: str, x: Floats) -> Floats:
+    """What the table makes of a row, which has the even columns of each block first."""
+    blocks = floats_of_bf16(kernels.round_row(table, x)).reshape(-1, 2, 16)
+    return np.ascontiguousarray(blocks.transpose(0, 2, 1)).reshape(-1)
 
 
 def floats_of_bf16(bits: npt.NDArray[np.uint16]) -> Floats:

@@ -5,84 +5,17 @@
 // panels it waits in `out` as the float it is. So results do not depend on any size here.
 #pragma once
 #include "../avx2/prefetch.h"
-#include "../avx512_vnni/formats.h"
-#include "shape.h"
+#include "nibbles.h"
+#include "unpack.h"
 
 namespace kvarn::avx512_amx {
 namespace {
-
-using avx512_vnni::Sixteen;
 
 constexpr int kTileGroups = kTileRows / kLanes;
 constexpr int kPanelTiles = 2;    // of 16 rows
 constexpr int kPanelSteps = 16;   // with 2 tiles of 1 KiB each this leaves a third of 48 KiB for tokens and sums
 constexpr int kStepsBetween = 2;  // from unpacking to multiplying where few tokens let both run side by side
 constexpr int kRingSteps = 4;
-
-// Pairs of neighbouring columns of eight rows, as floats: which bytes of a vector of 16 rows x 4 columns.
-struct PairBytes {
-    alignas(64) uint8_t at[2][2][64];  // by half of the columns, half of the rows
-};
-
-constexpr PairBytes make_pair_bytes() {
-    PairBytes bytes{};
-    for (int pair = 0; pair < 2; ++pair)
-        for (int half = 0; half < 2; ++half)
-            for (int i = 0; i < 16; ++i)
-                bytes.at[pair][half][4 * i] = static_cast<uint8_t>(4 * (8 * half + i / 2) + 2 * pair + i % 2);
-    return bytes;
-}
-
-constexpr PairBytes kPairBytes = make_pair_bytes();
-
-// Scales or minima of 16 rows, each twice: those of the first and of the last eight rows.
-struct Doubled {
-    __m512 half[2];
-    explicit Doubled(__m512 x) {
-        const __m512i first = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-        half[0] = _mm512_permutexvar_ps(first, x);
-        half[1] = _mm512_permutexvar_ps(_mm512_add_epi32(first, _mm512_set1_epi32(8)), x);
-    }
-};
-
-// Bytes of [16 rows][4 columns], scaled, to two rows of a tile: [2 pairs][16 rows][2 columns].
-[[gnu::always_inline]] inline void unpack_four_columns(__m512i bytes, const Doubled& scale, const Doubled& min,
-                                                       uint16_t* to) {
-    constexpr __mmask64 kFirstOfFour = 0x1111111111111111;
-#pragma GCC unroll 2
-    for (int pair = 0; pair < 2; ++pair) {
-        __m512 values[2];
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
-            const __m512i which = _mm512_load_si512(kPairBytes.at[pair][half]);
-            const __m512 q = _mm512_cvtepi32_ps(_mm512_maskz_permutexvar_epi8(kFirstOfFour, which, bytes));
-            values[half] = _mm512_fmadd_ps(q, scale.half[half], min.half[half]);
-        }
-        const __m512bh rounded = _mm512_cvtne2ps_pbh(values[1], values[0]);
-        _mm512_store_si512(to + 2 * kTileRows * pair, reinterpret_cast<__m512i>(rounded));
-    }
-}
-
-// One step of 16 rows, a group of eight from each of a and b, as a tile of weights.
-template <class Format>
-[[gnu::always_inline]] inline void unpack_tile(const typename Format::Packed& a, const typename Format::Packed& b,
-                                               int step, uint16_t* to) {
-    constexpr int kParts = Format::kParts, kVectors = 8 / kParts;
-    __m512i w[8];
-    Format::template unpack<Sixteen>(a, b, step, w);
-    const auto scales = Format::template scales<Sixteen>(a, b, step);
-#pragma GCC unroll 2
-    for (int part = 0; part < kParts; ++part) {
-        // The offset is a whole number of few bits, so the product is exact and the fma rounds as if it were
-        // subtracted.
-        const __m512 min =
-            Format::kHasMin ? scales.min[part] : _mm512_mul_ps(scales.scale[part], _mm512_set1_ps(-Format::kOffset));
-        const Doubled doubled_scale(scales.scale[part]), doubled_min(min);
-#pragma GCC unroll 8
-        for (int j = part * kVectors; j < (part + 1) * kVectors; ++j)
-            unpack_four_columns(w[j], doubled_scale, doubled_min, to + 4 * kTileRows * j);
-    }
-}
 
 template <class Tiles, class Format>
 class Matmul {
@@ -92,7 +25,8 @@ public:
           rows_(rows < group_end * kLanes ? rows : group_end * kLanes), group_end_(group_end) {}
 
     void run(int group_begin) {
-        if (tile_.n <= kTileTokens) run_few_tokens(group_begin);
+        if (tile_.n == 1 && kHasNibbles) run_one_token(group_begin);
+        else if (tile_.n <= kTileTokens) run_few_tokens(group_begin);
         else run_many_tokens(group_begin);
     }
 
@@ -100,6 +34,7 @@ private:
     using Packed = typename Format::Packed;
     static constexpr int kSteps = Format::kSteps;
     static constexpr int kPanelGroups = kPanelTiles * kTileGroups;
+    static constexpr bool kHasNibbles = NibbleValues<Format>::kExist;
 
     // Where the sums of 16 rows of the weights lie, a row of them for each token.
     struct Target {
@@ -214,6 +149,48 @@ private:
         else run_few<1, 1>(group);
     }
 
+    // Steps are gathered one ahead of where they are looked up, as that is read again from memory.
+    template <int kRowTiles>
+    void run_one(int group) {
+        alignas(64) uint16_t ring[kRingSteps][kPanelTiles][kTileValues];
+        NibbleRows rows[2][kRowTiles];
+        tiles_.template zero<0>();
+        if constexpr (kRowTiles == 2) tiles_.template zero<1>();
+        for (int step = 0; step < num_steps() + kStepsBetween + 1; ++step) {
+            const int gathered = step - 1, ready = gathered - kStepsBetween;
+            for (int i = 0; i < kRowTiles && step < num_steps(); ++i) {
+                const int at = group + kTileGroups * i, block = step / kSteps;
+                prefetch(at, step);
+                gather_step<Format>(blocks_of(at)[block], blocks_of(at + 1)[block], step % kSteps, rows[step % 2][i]);
+            }
+            for (int i = 0; i < kRowTiles && gathered >= 0 && gathered < num_steps(); ++i)
+                look_up_tile<Format>(rows[gathered % 2][i], ring[gathered % kRingSteps][i]);
+            if (ready < 0) continue;
+            tiles_.load_token(tile_.rounded + kTileColumns * ready);
+            tiles_.template add_rows<0>(ring[ready % kRingSteps][0]);
+            if constexpr (kRowTiles == 2) tiles_.template add_rows<1>(ring[ready % kRingSteps][1]);
+        }
+        write_one<0>(group);
+        if constexpr (kRowTiles == 2) write_one<1>(group + kTileGroups);
+    }
+
+    template <int kIndex>
+    void write_one(int group) {
+        alignas(64) float sums[kTileRows];
+        tiles_.template store_row_sums<kIndex>(sums);
+        const int left = rows_ - group * kLanes;
+        const __mmask16 valid = static_cast<__mmask16>(left < kTileRows ? (1u << left) - 1 : 0xffff);
+        _mm512_mask_storeu_ps(out_ + group * kLanes, valid, _mm512_load_ps(sums));
+    }
+
+    void run_one_token(int group) {
+        if constexpr (kHasNibbles) {
+            tiles_.configure_one();
+            for (; group + kTileGroups < group_end_; group += kPanelGroups) run_one<2>(group);
+            if (group < group_end_) run_one<1>(group);
+        }
+    }
+
     template <int kTokenTiles, int kRowTiles>
     void add_panel(const uint16_t* tokens, size_t step_values, const uint16_t* panel, int count, const Target* targets,
                    bool is_first) {
@@ -264,6 +241,18 @@ private:
     Tiles tiles_;
 };
 
+struct EvenFirst {
+    alignas(64) uint16_t at[kTileColumns];
+};
+
+constexpr EvenFirst make_even_first() {
+    EvenFirst order{};
+    for (int i = 0; i < kTileColumns; ++i) order.at[i] = static_cast<uint16_t>(i < 16 ? 2 * i : 2 * i - 31);
+    return order;
+}
+
+constexpr EvenFirst kEvenFirst = make_even_first();
+
 template <class Tiles, class Format>
 void matmul(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group,
             int group_end) noexcept {
@@ -271,10 +260,11 @@ void matmul(const uint8_t* packed, const ActTile& tile, float* out, size_t out_s
 }
 
 void round_row(const float* x, int k, int t, int n, uint16_t* rounded) noexcept {
+    const __m512i even_first = _mm512_load_si512(kEvenFirst.at);
     for (int block = 0; block < k / kTileColumns; ++block, x += kTileColumns) {
         const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
         uint16_t* to = rounded + (static_cast<size_t>(block) * n + t) * kTileColumns;
-        _mm512_storeu_si512(to, reinterpret_cast<__m512i>(both));
+        _mm512_storeu_si512(to, _mm512_permutexvar_epi16(even_first, reinterpret_cast<__m512i>(both)));
     }
 }
 

@@ -11,6 +11,7 @@ namespace kvarn::avx512_amx {
 namespace {
 
 constexpr size_t kTileStride = 64;  // bytes of a row of tokens or weights
+constexpr size_t kPairSize = 4;     // of two columns of one token
 
 class Tiles {
 public:
@@ -27,6 +28,26 @@ public:
             wanted.set(2, tokens - kTileRows), wanted.set(3, tokens - kTileRows), wanted.set(5, tokens - kTileRows);
         wanted.set(6, kTileRows), wanted.set(7, kTileRows);
         asm volatile("ldtilecfg %0" ::"m"(wanted));
+    }
+
+    // For one token, beside up to two tiles of weights that are first operands: 16 rows x 32 columns.
+    void configure_one() {
+        tokens_ = 0;
+        Configuration wanted;
+        wanted.set(0, kTileRows, kPairSize), wanted.set(1, kTileRows, kPairSize), wanted.set(6, kTileRows, kPairSize);
+        wanted.set(4, kTileRows), wanted.set(5, kTileRows);
+        asm volatile("ldtilecfg %0" ::"m"(wanted));
+    }
+    void load_token(const uint16_t* from) { load<6>(from, kPairSize); }
+    // Adds 32 columns of 16 rows.
+    template <int kIndex>
+    void add_rows(const uint16_t* weights) {
+        load<4 + kIndex>(weights, kTileStride);
+        asm volatile("tdpbf16ps %%tmm6, %%tmm%c0, %%tmm%c1" ::"i"(4 + kIndex), "i"(kIndex));
+    }
+    template <int kIndex>
+    void store_row_sums(float* to) {
+        asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(sizeof(float)), "i"(kIndex) : "memory");
     }
 
     template <int kSums>
@@ -61,8 +82,8 @@ private:
         uint16_t row_bytes[16] = {};
         uint8_t rows[16] = {};
 
-        void set(int tile, int count) {
-            row_bytes[tile] = kTileStride;
+        void set(int tile, int count, size_t bytes = kTileStride) {
+            row_bytes[tile] = static_cast<uint16_t>(bytes);
             rows[tile] = static_cast<uint8_t>(count);
         }
     };

@@ -52,6 +52,20 @@ public:
         num_tokens_[1] = tokens - num_tokens_[0];
     }
 
+    void configure_one() { configure(1); }
+    void load_token(const uint16_t* from) { load_tokens<0>(from); }
+    template <int kIndex>
+    void add_rows(const uint16_t* weights) {
+        for (int row = 0; row < kTileRows; ++row)
+            for (int column = 0; column < kTileColumns; ++column)
+                weights_[kIndex].at[column / 2][row][column % 2] = weights[kTileColumns * row + column];
+        multiply<0, kIndex>();
+    }
+    template <int kIndex>
+    void store_row_sums(float* to) {
+        store_sums<kIndex>(to, 0);
+    }
+
     template <int kSums>
     void zero() {
         sums_[kSums] = {};
