@@ -90,16 +90,6 @@ const Features& features() {
     return found;
 }
 
-// Linux saves the tile registers of a process only once it has asked for them.
-bool ask_for_tiles() {
-#if defined(__x86_64__) && defined(__linux__) && defined(SYS_arch_prctl)
-    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h and the number of the register state
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-    return false;
-#endif
-}
-
 }  // namespace
 
 std::vector<std::string> cpu_features() {
@@ -147,10 +137,17 @@ bool cpu_has_avx512_bf16_table() {
     return cpu_has_avx512_vnni_table() && features().avx512_bf16 && features().avx512_vbmi;
 }
 
-bool cpu_has_avx512_amx_table() {
-    if (!cpu_has_avx512_bf16_table() || !features().amx_bf16) return false;
-    static const bool is_permitted = ask_for_tiles();
+bool cpu_has_avx512_amx_table() { return cpu_has_avx512_bf16_table() && features().amx_bf16; }
+
+// Not before they are wanted: from then on a handler of signals needs 8 KiB more on its stack.
+bool ask_for_tiles() {
+#if defined(__x86_64__) && defined(__linux__) && defined(SYS_arch_prctl)
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h and the number of the register state
+    static const bool is_permitted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
     return is_permitted;
+#else
+    return false;
+#endif
 }
 
 bool cpu_has_neon_table() { return features().neon; }

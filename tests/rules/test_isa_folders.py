@@ -43,7 +43,7 @@ ARM = {
 PARENTS = {
     "avx512": ["avx2"],
     "avx512_vnni": ["avx2"],
-    "avx512_amx": ["avx2", "avx512_vnni"],
+    "avx512_amx": ["avx512_vnni"],
     "avx512_amx_emulated": ["avx512_amx"],
     "neon_dot": ["neon"],
     "neon_i8mm": ["neon", "neon_dot"],

@@ -1,6 +1,5 @@
 // What the products of a matrix with few and with many tokens share: packed weights by step, sums in tiles.
 #pragma once
-#include "../avx2/prefetch.h"
 #include "nibbles.h"
 #include "unpack.h"
 
@@ -95,10 +94,19 @@ protected:
         }
     }
 
+    // Asks for what a group reads some steps later; at its end for the beginning of the group that comes next, which
+    // lies behind those that are read beside it.
     [[gnu::always_inline]] inline void prefetch(int group, int step) const {
-        constexpr size_t kBytesAhead = 1024;
-        for (int g = 0; g < kTileGroups; ++g)
-            avx2::prefetch_ahead<kSteps, kBytesAhead>(blocks_of(group + g)[step / kSteps], step % kSteps);
+        constexpr size_t kBytes = sizeof(Packed) / kSteps, kCacheLine = 64;
+        constexpr int kStepsAhead = 2048 / kBytes;
+        const bool is_next = step + kStepsAhead >= num_steps();
+        const int ahead = step + kStepsAhead - (is_next ? num_steps() : 0);
+        for (int g = 0; g < kTileGroups; ++g) {
+            const Packed* blocks = weights_ + static_cast<size_t>(num_steps() / kSteps) *
+                                                  static_cast<size_t>(group + g + (is_next ? kPanelGroups : 0));
+            const auto* from = reinterpret_cast<const char*>(blocks + ahead / kSteps) + kBytes * (ahead % kSteps);
+            for (size_t at = 0; at < kBytes; at += kCacheLine) __builtin_prefetch(from + at);
+        }
     }
 
     const Packed* weights_;
