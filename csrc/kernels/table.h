@@ -40,12 +40,12 @@ constexpr int kNumTypes = 31;
 #define KVARN_QUANTIZED_TYPES(X) \
     X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL)
 
-constexpr int kLanes = 8;        // rows of a packed weight group
-constexpr int kQuantBlock = 32;  // activations per quantisation block
-constexpr int kTileTokens = 32;  // activation rows per packed tile, at most
+constexpr int kLanes = 8;            // rows of a packed weight group
+constexpr int kQuantBlock = 32;      // activations per quantisation block
+constexpr int kTileTokens = 32;      // activation rows per packed tile, at most
 constexpr int kRoundedTokens = 512;  // rows of an ActTile that are rounded, at most
-constexpr int kKeyTile = 64;     // keys per attention tile; tiles start at multiples of it
-constexpr int kKVBlock = 16;     // tokens per KV block
+constexpr int kKeyTile = 64;         // keys per attention tile; tiles start at multiples of it
+constexpr int kKVBlock = 16;         // tokens per KV block
 
 // Activations of up to kTileTokens rows, quantised to int8 in blocks of 32, block-major so that one unpacked
 // weight block meets all rows of the tile:

@@ -7,8 +7,8 @@
 namespace kvarn::avx512_amx {
 namespace {
 
-// Two panels of 2 tiles of 1 KiB a step: of 48 KiB a third is left for tokens and sums.
-constexpr int kPanelSteps = 8;
+// The longer a panel, the fewer times sums are loaded and stored; two of them need not stay in the first cache.
+constexpr int kPanelSteps = 16;
 
 template <class Tiles, class Format>
 class ManyTokens : Product<Tiles, Format> {
