@@ -62,8 +62,8 @@ void PageRegion::populate([[maybe_unused]] size_t offset, [[maybe_unused]] size_
 #endif
 }
 
-void Arena::reserve(size_t bytes) {
-    if (bytes > region_.bytes()) region_ = PageRegion(bytes, false);
+void Arena::reserve(size_t bytes, bool huge_pages) {
+    if (bytes > region_.bytes()) region_ = PageRegion(bytes, huge_pages);
     reset();
 }
 

@@ -33,7 +33,8 @@ private:
 // Scratch of one step: sized once, handed out by moving a cursor, forgotten by reset().
 class Arena {
 public:
-    void reserve(size_t bytes);  // grows only; whatever was handed out becomes invalid
+    // Grows only; whatever was handed out becomes invalid.
+    void reserve(size_t bytes, bool huge_pages = false);
     void reset() { used_ = 0; }
 
     template <class T>

@@ -89,6 +89,24 @@ KVARN_TARGET("avx512f,avx512bw,avx512vnni") size_t burst_avx512_vnni(const Opera
     for (int c = 0; c < kChains; ++c) sums[c] += _mm_cvtsi128_si32(_mm512_castsi512_si128(acc_i32x16[c]));
     return size_t{kSteps} * kChains * 64;
 }
+
+// Products of tiles, 16 x 16 x 32 of bf16 each. Assembly, as gcc before 13 has no such targets for a function.
+size_t burst_avx512_amx(const Operands*, int32_t*) {
+    constexpr int kTileSteps = kSteps / 8, kTiles = 8, kTileRows = 16;
+    struct alignas(kLine) {
+        uint8_t palette = 1, start_row = 0, reserved[14] = {};
+        uint16_t row_bytes[16] = {};
+        uint8_t rows[16] = {};
+    } shape;
+    for (int tile = 0; tile < kTiles; ++tile) shape.row_bytes[tile] = kLine, shape.rows[tile] = kTileRows;
+    asm volatile("ldtilecfg %0" ::"m"(shape));
+    for (int step = 0; step < kTileSteps; ++step)
+        asm volatile(
+            "tdpbf16ps %tmm6, %tmm4, %tmm0\n\ttdpbf16ps %tmm7, %tmm4, %tmm1\n\t"
+            "tdpbf16ps %tmm6, %tmm5, %tmm2\n\ttdpbf16ps %tmm7, %tmm5, %tmm3");
+    asm volatile("tilerelease");
+    return size_t{kTileSteps} * 4 * kTileRows * kTileRows * 32;
+}
 #endif
 
 Burst burst_named([[maybe_unused]] const std::string& table) {
@@ -96,6 +114,7 @@ Burst burst_named([[maybe_unused]] const std::string& table) {
     if (table == "avx2") return burst_avx2;
     if (table == "avx512") return burst_avx512;
     if (table == "avx512_vnni") return burst_avx512_vnni;
+    if (table == "avx512_amx") return burst_avx512_amx;
 #endif
     return burst_plain;
 }

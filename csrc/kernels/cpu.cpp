@@ -6,6 +6,10 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -16,7 +20,7 @@ namespace {
 struct Features {
     bool sse42 = false, f16c = false, fma = false, avx = false, avx2 = false;
     bool avx_vnni = false, avx512f = false, avx512bw = false, avx512vl = false, avx512dq = false;
-    bool avx512_vnni = false;
+    bool avx512_vnni = false, avx512_vbmi = false;
     bool avx512_bf16 = false, amx_int8 = false, amx_bf16 = false;
     bool neon = false, dotprod = false, i8mm = false;
 };
@@ -50,6 +54,7 @@ Features detect() {
     f.avx512dq = bit(b, 17) && wide;
     f.avx512bw = bit(b, 30) && wide;
     f.avx512vl = bit(b, 31) && wide;
+    f.avx512_vbmi = bit(c, 1) && wide;
     f.avx512_vnni = bit(c, 11) && wide;
     f.amx_bf16 = bit(d, 22) && saved(kAmxState);
     f.amx_int8 = bit(d, 25) && saved(kAmxState);
@@ -103,6 +108,7 @@ std::vector<std::string> cpu_features() {
                {f.avx512vl, "avx512vl"},
                {f.avx512dq, "avx512dq"},
                {f.avx512_vnni, "avx512_vnni"},
+               {f.avx512_vbmi, "avx512_vbmi"},
                {f.avx512_bf16, "avx512_bf16"},
                {f.amx_int8, "amx_int8"},
                {f.amx_bf16, "amx_bf16"},
@@ -126,6 +132,23 @@ bool cpu_has_avx512_table() {
 }
 
 bool cpu_has_avx512_vnni_table() { return cpu_has_avx512_table() && features().avx512_vnni; }
+
+bool cpu_has_avx512_bf16_table() {
+    return cpu_has_avx512_vnni_table() && features().avx512_bf16 && features().avx512_vbmi;
+}
+
+bool cpu_has_avx512_amx_table() { return cpu_has_avx512_bf16_table() && features().amx_bf16; }
+
+// Not before they are wanted: from then on a handler of signals needs 8 KiB more on its stack.
+bool ask_for_tiles() {
+#if defined(__x86_64__) && defined(__linux__) && defined(SYS_arch_prctl)
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h and the number of the register state
+    static const bool is_permitted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+    return is_permitted;
+#else
+    return false;
+#endif
+}
 
 bool cpu_has_neon_table() { return features().neon; }
 

@@ -6,7 +6,7 @@ namespace kvarn {
 
 // clang-format off
 #define KVARN_ENTRIES(X)                                                                                      \
-    X(quantize_row) X(rms_norm) X(layer_norm) X(add) X(silu_mul) X(gelu_tanh_mul) X(gelu)                     \
+    X(quantize_row) X(round_row) X(rms_norm) X(layer_norm) X(add) X(silu_mul) X(gelu_tanh_mul) X(gelu)        \
     X(sigmoid_mul) X(convolve) X(delta_step) X(state_step) X(selective_step)                                  \
     X(attend_f16) X(attend_f32) X(attend_q8_0) X(store_kv_f16) X(store_kv_f32) X(store_kv_q8_0)               \
     X(argmax) X(sum_exp) X(softmax_sums)                                                                      \

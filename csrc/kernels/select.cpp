@@ -1,5 +1,6 @@
 // Puts the tables together from the parts of the folders, and picks one: by name, or the best this CPU can run.
 #include <cctype>
+#include <initializer_list>
 #include <stdexcept>
 
 #include "cpu.h"
@@ -14,6 +15,7 @@ struct InstructionSet {
     const InstructionSet* parent;  // null: none
     std::vector<const KernelTable*> parts;
     bool (*is_supported)();
+    bool (*is_permitted)() = [] { return true; };  // asks the system, once, before the first use
     KernelTable table = assemble();
 
 private:
@@ -46,7 +48,14 @@ const InstructionSet kAvx2{"avx2",
 const InstructionSet kAvx512{
     "avx512", &kAvx2, {&avx512::vector_kernels, &avx512::attention_kernels}, cpu_has_avx512_table};
 const InstructionSet kAvx512Vnni{"avx512_vnni", &kAvx512, {&avx512_vnni::matmul_kernels}, cpu_has_avx512_vnni_table};
-const InstructionSet& kBest = kAvx512Vnni;
+const InstructionSet kAvx512Amx{
+    "avx512_amx", &kAvx512Vnni, {&avx512_amx::matmul_kernels}, cpu_has_avx512_amx_table, ask_for_tiles};
+// The same products with tiles in software, for tests on CPUs that have none.
+const InstructionSet kAvx512AmxEmulated{
+    "avx512_amx_emulated", &kAvx512Vnni, {&avx512_amx_emulated::matmul_kernels}, cpu_has_avx512_bf16_table};
+// Best first. Tiles make prompts faster and single tokens slower (docs/performance.md), so they are asked for by name.
+const std::initializer_list<const InstructionSet*> kSets{&kAvx512Vnni, &kAvx512Amx, &kAvx512, &kAvx2, &kScalar};
+const std::initializer_list<const InstructionSet*> kEmulated{&kAvx512AmxEmulated};
 #elif defined(__aarch64__)
 const InstructionSet kNeon{"neon",
                            &kScalar,
@@ -55,10 +64,19 @@ const InstructionSet kNeon{"neon",
                            cpu_has_neon_table};
 const InstructionSet kNeonDot{"neon_dot", &kNeon, {&neon_dot::matmul_kernels}, cpu_has_neon_dot_table};
 const InstructionSet kNeonI8mm{"neon_i8mm", &kNeonDot, {&neon_i8mm::matmul_kernels}, cpu_has_neon_i8mm_table};
-const InstructionSet& kBest = kNeonI8mm;
+const std::initializer_list<const InstructionSet*> kSets{&kNeonI8mm, &kNeonDot, &kNeon, &kScalar};
+const std::initializer_list<const InstructionSet*> kEmulated{};
 #else
-const InstructionSet& kBest = kScalar;
+const std::initializer_list<const InstructionSet*> kSets{&kScalar};
+const std::initializer_list<const InstructionSet*> kEmulated{};
 #endif
+
+std::vector<std::string> supported_names(std::initializer_list<const InstructionSet*> sets) {
+    std::vector<std::string> names;
+    for (const InstructionSet* set : sets)
+        if (set->is_supported()) names.emplace_back(set->name);
+    return names;
+}
 
 std::string usable_names() {
     std::string names;
@@ -80,24 +98,25 @@ std::string lower(std::string name) {
 
 }  // namespace
 
-std::vector<std::string> kernel_tables() {
-    std::vector<std::string> names;
-    for (const InstructionSet* set = &kBest; set != nullptr; set = set->parent)
-        if (set->is_supported()) names.emplace_back(set->name);
-    return names;
-}
+std::vector<std::string> kernel_tables() { return supported_names(kSets); }
+
+std::vector<std::string> emulated_tables() { return supported_names(kEmulated); }
 
 const KernelTable& select_table(const char* name) {
     const std::string wanted = name;
-    for (const InstructionSet* set = &kBest; set != nullptr; set = set->parent)
-        if ((wanted.empty() || wanted == set->name) && set->is_supported()) return set->table;
+    for (const InstructionSet* set : kSets)
+        if ((wanted.empty() || wanted == set->name) && set->is_supported() && set->is_permitted()) return set->table;
+    for (const InstructionSet* set : kEmulated)
+        if (wanted == set->name && set->is_supported()) return set->table;
     throw std::invalid_argument("kernel table '" + wanted +
                                 "' is not one this CPU can run; choose from: " + usable_names());
 }
 
 std::map<std::string, std::string> kernel_origins(const std::string& name) {
-    const InstructionSet* set = &kBest;
-    while (set != nullptr && name != set->name) set = set->parent;
+    const InstructionSet* set = nullptr;
+    for (const auto& sets : {kSets, kEmulated})
+        for (const InstructionSet* one : sets)
+            if (name == one->name) set = one;
     if (set == nullptr) throw std::invalid_argument("there is no kernel table '" + name + "' in this build");
     std::map<std::string, std::string> origins;
 #define KVARN_MATMUL(type)            \
@@ -106,7 +125,8 @@ std::map<std::string, std::string> kernel_origins(const std::string& name) {
     KVARN_FLOAT_TYPES(KVARN_MATMUL)
     KVARN_QUANTIZED_TYPES(KVARN_MATMUL)
 #undef KVARN_MATMUL
-#define KVARN_ENTRY(entry) origins[#entry] = origin(set, [](const KernelTable& t) { return t.entry; });
+#define KVARN_ENTRY(entry) \
+    if (set->table.entry != nullptr) origins[#entry] = origin(set, [](const KernelTable& t) { return t.entry; });
     KVARN_ENTRIES(KVARN_ENTRY)
 #undef KVARN_ENTRY
     return origins;

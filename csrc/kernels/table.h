@@ -40,11 +40,12 @@ constexpr int kNumTypes = 31;
 #define KVARN_QUANTIZED_TYPES(X) \
     X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL)
 
-constexpr int kLanes = 8;        // rows of a packed weight group
-constexpr int kQuantBlock = 32;  // activations per quantisation block
-constexpr int kTileTokens = 32;  // activation rows per packed tile, at most
-constexpr int kKeyTile = 64;     // keys per attention tile; tiles start at multiples of it
-constexpr int kKVBlock = 16;     // tokens per KV block
+constexpr int kLanes = 8;            // rows of a packed weight group
+constexpr int kQuantBlock = 32;      // activations per quantisation block
+constexpr int kTileTokens = 32;      // activation rows per packed tile, at most
+constexpr int kRoundedTokens = 512;  // rows of an ActTile that are rounded, at most
+constexpr int kKeyTile = 64;         // keys per attention tile; tiles start at multiples of it
+constexpr int kKVBlock = 16;         // tokens per KV block
 
 // Activations of up to kTileTokens rows, quantised to int8 in blocks of 32, block-major so that one unpacked
 // weight block meets all rows of the tile:
@@ -53,14 +54,19 @@ constexpr int kKVBlock = 16;     // tokens per KV block
 //   sum   [k / 32][n]     float, scale * (sum of the 32 q)
 //   minus_sums [k / 32][n][2] int32, minus the sums of the first and of the last 16 q
 // f is the same tile unquantised, [n][k] float, for the float weight types.
+//
+// Where the table has round_row its products take rounded rows instead, and up to kRoundedTokens of them at a time:
+//   rounded   tiles of kTileTokens rows and one of what is left, each [k / 32][rows of the tile][32] bf16, of a
+//             block the even columns first
 struct ActTile {
     const int8_t* q;
     const float* scale;
     const float* sum;
     const int32_t* minus_sums;
     const float* f;
-    int n;  // rows in the tile, 1 .. kTileTokens
+    int n;  // rows in the tile, 1 .. kTileTokens or kRoundedTokens
     int k;  // columns; a multiple of 32 when the weights are quantised
+    const uint16_t* rounded = nullptr;
 };
 
 // One KV tile of one layer and one KV head: up to kKeyTile / kKVBlock block pointers.
@@ -76,6 +82,7 @@ struct KVTile {
 // matmul: for the row groups [group_begin, group_end) of a packed matrix (8 output rows each, `k` columns)
 //   out[t * out_stride + 8 * g + lane] = sum over k of W[8 g + lane][k] * x[t][k]        (t < tile.n)
 // Blocks of k are added in ascending order with one float fma each, for every n and every grouping.
+// A table with round_row rounds weights of quantised types to bf16, too, and adds in the order of adr/0043 instead.
 // The last group of a matrix may be padding; `rows` is the true number of rows and nothing beyond is written.
 // tolerance: f32
 using MatmulFn = void (*)(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows,
@@ -120,6 +127,10 @@ struct KernelTable {
     // tolerance: exact
     void (*quantize_row)(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum,
                          int32_t* minus_sums) noexcept;
+
+    // Round one row of k floats (k % 32 == 0) into row t of a tile of n rows: to bf16, to nearest even, subnormals to
+    // zero. Null: products of quantised types take quantised rows. tolerance: exact
+    void (*round_row)(const float* x, int k, int t, int n, uint16_t* rounded) noexcept;
 
     // y = x / sqrt(mean(x^2) + eps) * w. tolerance: f32. y may be x.
     void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y) noexcept;
@@ -198,6 +209,8 @@ extern const KernelTable vector_kernels, attention_kernels, store_kernels, matmu
 }
 namespace avx512 { extern const KernelTable vector_kernels, attention_kernels; }
 namespace avx512_vnni { extern const KernelTable matmul_kernels; }
+namespace avx512_amx { extern const KernelTable matmul_kernels; }
+namespace avx512_amx_emulated { extern const KernelTable matmul_kernels; }
 namespace neon {
 extern const KernelTable vector_kernels, attention_kernels, store_kernels, matmul_kernels, matmul_float_kernels;
 }

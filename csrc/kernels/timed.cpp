@@ -72,7 +72,8 @@ void set_matmuls(KernelTable& table, std::index_sequence<types...>) {
 KernelTable timed(const KernelTable& base) {
     KernelTable table = base;
     set_matmuls(table, std::make_index_sequence<kNumTypes>());
-#define KVARN_TIME(entry) table.entry = Timed<entry##_index, &KernelTable::entry>::call;
+#define KVARN_TIME(entry) \
+    if (base.entry != nullptr) table.entry = Timed<entry##_index, &KernelTable::entry>::call;
     KVARN_ENTRIES(KVARN_TIME)
 #undef KVARN_TIME
     return table;

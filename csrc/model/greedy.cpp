@@ -27,9 +27,9 @@ void GreedyHead::pass(std::span<const HeadRow> rows, bool want_logprobs, std::sp
     size_t states = static_cast<size_t>(n) * static_cast<size_t>(width);
     size_t piece_floats = static_cast<size_t>(n) * kVocabPiece,
            all_floats = piece_floats * static_cast<size_t>(threads);
-    arena_.reserve(QuantBuffers::arena_bytes(n, width) + Arena::padded(states * sizeof(float)) +
+    arena_.reserve(QuantBuffers::arena_bytes(compute.kernels, n, width) + Arena::padded(states * sizeof(float)) +
                    Arena::padded(all_floats * sizeof(float)) + 256);
-    QuantBuffers buffers = QuantBuffers::take(arena_, n, width);
+    QuantBuffers buffers = QuantBuffers::take(arena_, compute.kernels, n, width);
     float* values = arena_.take<float>(states);
     float* logits = arena_.take<float>(all_floats);
     logit_bytes_ = std::max(logit_bytes_, all_floats * sizeof(float));

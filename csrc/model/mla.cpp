@@ -64,23 +64,22 @@ void turn_latents(KVType type, int head_dim, KVTile& tile, uint8_t* values) {
     }
 }
 
-size_t HeadScratch::arena_bytes(int columns, int num_threads) {
+size_t HeadScratch::arena_bytes(const KernelTable& kernels, int columns, int num_threads) {
     const int rows = num_threads * kTileTokens;
-    return Arena::padded(offset(rows, columns) * sizeof(float)) + QuantBuffers::arena_bytes(rows, columns);
+    return Arena::padded(offset(rows, columns) * sizeof(float)) + QuantBuffers::arena_bytes(kernels, rows, columns);
 }
 
-HeadScratch HeadScratch::take(Arena& arena, int columns, int num_threads) {
+HeadScratch HeadScratch::take(Arena& arena, const KernelTable& kernels, int columns, int num_threads) {
     const int rows = num_threads * kTileTokens;
     float* values = arena.take<float>(offset(rows, columns));
-    return {values, QuantBuffers::take(arena, rows, columns), columns};
+    return {values, QuantBuffers::take(arena, kernels, rows, columns), columns};
 }
 
 float* HeadScratch::values_of(int worker) const { return values + offset(worker * kTileTokens, columns); }
 
 // kTileTokens rows are whole blocks, whatever the number of columns.
 QuantBuffers HeadScratch::quants_of(int worker) const {
-    const size_t at = offset(worker * kTileTokens, columns), block = at / kQuantBlock;
-    return {quants.q + at, quants.scale + block, quants.sum + block, quants.minus_sums + 2 * block};
+    return quants.from(offset(worker * kTileTokens, columns));
 }
 
 void project_heads(const Compute& compute, const std::vector<Matrix>& weights, const HeadRows& in, const HeadRows& out,

@@ -19,8 +19,8 @@ struct HeadScratch {
     QuantBuffers quants;
     int columns;
 
-    static size_t arena_bytes(int columns, int num_threads);
-    static HeadScratch take(Arena& arena, int columns, int num_threads);
+    static size_t arena_bytes(const KernelTable& kernels, int columns, int num_threads);
+    static HeadScratch take(Arena& arena, const KernelTable& kernels, int columns, int num_threads);
     float* values_of(int worker) const;
     QuantBuffers quants_of(int worker) const;
 };

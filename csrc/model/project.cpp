@@ -4,6 +4,7 @@ namespace kvarn {
 
 namespace {
 constexpr size_t kTaskBytes = 64 << 10;  // weights one task keeps hot while it walks the tiles of a long prompt
+constexpr int kRowsPerTask = 256;        // of rounded rows' weights: a task's outputs stay in the cache
 constexpr int kGroupsPerBlock = kQuantBlock / kLanes;  // so that a task's outputs can be quantised by the same task
 
 // Without -mprfchw gcc asks for a line to read only, which a write then has to ask for once more. Where a CPU does not
@@ -26,31 +27,48 @@ void fetch_lines_to_write(const Value* from, size_t count) {
 }  // namespace
 
 ActTile Activations::tile(int index) const {
-    int first = index * kTileTokens;
+    int first = index * tile_tokens();
     size_t at = static_cast<size_t>(first) * static_cast<size_t>(k);
     size_t block = at / kQuantBlock;
-    int rows = std::min(kTileTokens, n - first);
+    int rows = std::min(tile_tokens(), n - first);
+    if (rounded != nullptr) return {nullptr, nullptr, nullptr, nullptr, values + at, rows, k, rounded + at};
     if (q == nullptr) return {nullptr, nullptr, nullptr, nullptr, values + at, rows, k};
     return {q + at, scale + block, sum + block, minus_sums + 2 * block, values + at, rows, k};
 }
 
-size_t QuantBuffers::arena_bytes(int n, int k) {
+size_t QuantBuffers::arena_bytes(const KernelTable& kernels, int n, int k) {
     size_t values = static_cast<size_t>(n) * static_cast<size_t>(k);
+    if (kernels.round_row != nullptr) return Arena::padded(values * sizeof(uint16_t));
     return Arena::padded(values) + 4 * Arena::padded(values / kQuantBlock * sizeof(float) + sizeof(float));
 }
 
-QuantBuffers QuantBuffers::take(Arena& arena, int n, int k) {
+QuantBuffers QuantBuffers::take(Arena& arena, const KernelTable& kernels, int n, int k) {
     size_t values = static_cast<size_t>(n) * static_cast<size_t>(k);
+    QuantBuffers buffers;
+    if (kernels.round_row != nullptr) {
+        buffers.rounded = arena.take<uint16_t>(values);
+        return buffers;
+    }
     size_t blocks = values / kQuantBlock + 1;
-    return {arena.take<int8_t>(values), arena.take<float>(blocks), arena.take<float>(blocks),
-            arena.take<int32_t>(2 * blocks)};
+    buffers.q = arena.take<int8_t>(values);
+    buffers.scale = arena.take<float>(blocks);
+    buffers.sum = arena.take<float>(blocks);
+    buffers.minus_sums = arena.take<int32_t>(2 * blocks);
+    return buffers;
+}
+
+QuantBuffers QuantBuffers::from(size_t value) const {
+    if (rounded != nullptr) return {nullptr, nullptr, nullptr, nullptr, rounded + value};
+    const size_t block = value / kQuantBlock;
+    return {q + value, scale + block, sum + block, minus_sums + 2 * block, nullptr};
 }
 
 void Activations::quantize(const KernelTable& kernels, int row, int begin, int end, const float* from) const {
-    if (q == nullptr) return;
+    if (q == nullptr && rounded == nullptr) return;
     int first = row / kTileTokens * kTileTokens, rows = std::min(kTileTokens, n - first);
     // A tile is block-major: the blocks before `begin` hold as many columns of every row of the tile.
     size_t at = static_cast<size_t>(first) * static_cast<size_t>(k) + static_cast<size_t>(begin * rows);
+    if (rounded != nullptr) return kernels.round_row(from, end - begin, row - first, rows, rounded + at);
     kernels.quantize_row(from, end - begin, row - first, rows, q + at, scale + at / kQuantBlock, sum + at / kQuantBlock,
                          minus_sums + 2 * (at / kQuantBlock));
 }
@@ -71,28 +89,30 @@ Activations reserve(const QuantBuffers& buffers, const float* values, int n, int
     bool needs_quants = std::any_of(projections.begin(), projections.end(),
                                     [](const Projection& p) { return is_quantized(p.weight->type); });
     if (!needs_quants) return {values, n, k};
-    return {values, n, k, buffers.q, buffers.scale, buffers.sum, buffers.minus_sums};
+    return {values, n, k, buffers.q, buffers.scale, buffers.sum, buffers.minus_sums, buffers.rounded};
 }
 
 Activations prepare(const Compute& compute, const QuantBuffers& buffers, const float* values, int n, int k,
                     std::span<const Projection> projections) {
     Activations in = reserve(buffers, values, n, k, projections);
-    if (in.q != nullptr) for_rows(compute, n, [&](int row) { in.quantize(compute.kernels, row, 0, k); });
+    if (in.q != nullptr || in.rounded != nullptr)
+        for_rows(compute, n, [&](int row) { in.quantize(compute.kernels, row, 0, k); });
     return in;
 }
 
 namespace detail {
 
-int groups_per_task(const Compute& compute, const Matrix& weight) {
+int groups_per_task(const Compute& compute, const Activations& in, const Matrix& weight) {
     int fair = weight.groups() / (4 * compute.pool.num_threads());
     int hot = static_cast<int>(kTaskBytes / weight.group_bytes());
+    if (in.rounded != nullptr && in.n > kTileTokens) hot = kRowsPerTask / kLanes;  // unpacked in smaller pieces
     return std::max(kGroupsPerBlock, std::min(fair, hot) / kGroupsPerBlock * kGroupsPerBlock);
 }
 
 namespace {
 
 Tokens tokens_of(const Activations& in, int tile) {
-    return {tile * kTileTokens, std::min((tile + 1) * kTileTokens, in.n)};
+    return {tile * in.tile_tokens(), std::min((tile + 1) * in.tile_tokens(), in.n)};
 }
 
 // Of the tokens of a tile into out, which begins at the first of them and at the first row of the groups.
@@ -135,11 +155,11 @@ Tokens project_piece(const Compute& compute, const Activations& in, int tile, co
 
 void project_add(const Compute& compute, const Activations& in, const Projection& projection, float* x) {
     const Matrix& weight = *projection.weight;
-    for_pieces(compute, in, weight, detail::groups_per_task(compute, weight), [&](int tile, int begin, int end) {
+    for_pieces(compute, in, weight, detail::groups_per_task(compute, in, weight), [&](int tile, int begin, int end) {
         OutputPiece piece;
-        const int rows = std::min(end * kLanes, weight.rows) - begin * kLanes, first = tile * kTileTokens;
+        const int rows = std::min(end * kLanes, weight.rows) - begin * kLanes, first = tile * in.tile_tokens();
         float* to = x + static_cast<size_t>(first) * projection.stride + begin * kLanes;
-        for (int i = 0; i < std::min(kTileTokens, in.n - first); ++i)
+        for (int i = 0; i < std::min(in.tile_tokens(), in.n - first); ++i)
             fetch_lines_to_write(to + static_cast<size_t>(i) * projection.stride, static_cast<size_t>(rows));
         detail::project_piece(compute, in, tile, projection, begin, end, piece);
         for (int i = 0; i < piece.num_tokens; ++i, to += projection.stride)

@@ -14,7 +14,7 @@ struct Compute {
     ThreadTeam& pool;
 };
 
-// n rows of k floats (contiguous), and the same rows quantised in tiles of kTileTokens.
+// n rows of k floats (contiguous), and the same rows quantised or rounded, in tiles of kTileTokens.
 struct Activations {
     const float* values = nullptr;
     int n = 0, k = 0;
@@ -22,11 +22,14 @@ struct Activations {
     float* scale = nullptr;
     float* sum = nullptr;
     int32_t* minus_sums = nullptr;
+    uint16_t* rounded = nullptr;
 
-    int num_tiles() const { return (n + kTileTokens - 1) / kTileTokens; }
+    // Rows of one call of a product.
+    int tile_tokens() const { return rounded != nullptr ? kRoundedTokens : kTileTokens; }
+    int num_tiles() const { return (n + tile_tokens() - 1) / tile_tokens(); }
     ActTile tile(int index) const;
 
-    // Quantise columns [begin, end) of a row, both multiples of 32, where quants are wanted at all; from: their values.
+    // Quantise or round columns [begin, end) of a row, both multiples of 32, where that is wanted; from: their values.
     void quantize(const KernelTable& kernels, int row, int begin, int end, const float* from) const;
     void quantize(const KernelTable& kernels, int row, int begin, int end) const {
         quantize(kernels, row, begin, end, values + static_cast<size_t>(row) * static_cast<size_t>(k) + begin);
@@ -35,14 +38,16 @@ struct Activations {
     void fetch_to_write(int tile, int begin, int end) const;
 };
 
-// Buffers for quantised rows, reused for every product of a step.
+// Buffers for quantised or rounded rows, whichever the kernels want, reused for every product of a step.
 struct QuantBuffers {
-    int8_t* q;
-    float* scale;
-    float* sum;
-    int32_t* minus_sums;
-    static size_t arena_bytes(int n, int k);
-    static QuantBuffers take(Arena& arena, int n, int k);
+    int8_t* q = nullptr;
+    float* scale = nullptr;
+    float* sum = nullptr;
+    int32_t* minus_sums = nullptr;
+    uint16_t* rounded = nullptr;
+    static size_t arena_bytes(const KernelTable& kernels, int n, int k);
+    static QuantBuffers take(Arena& arena, const KernelTable& kernels, int n, int k);
+    QuantBuffers from(size_t value) const;  // of the rows from that value on, a multiple of kQuantBlock
 };
 
 struct Projection {
@@ -71,10 +76,13 @@ struct Tokens {
 // them would leave the cache in between.
 struct OutputPiece {
     static constexpr int kGroups = 16;  // of a whole tile, more of fewer tokens; four blocks that are quantised at once
-    int num_rows, num_tokens;           // values (num_tokens, num_rows)
-    alignas(64) float values[kTileTokens * kGroups * kLanes];
+    static constexpr int kGroupsOfMany = 4;  // of more tokens, whose rows are rounded: what is unpacked together
+    int num_rows, num_tokens;                // values (num_tokens, num_rows)
+    alignas(64) float values[std::max(kTileTokens * kGroups, kRoundedTokens * kGroupsOfMany) * kLanes];
 
-    static int max_groups(int num_tokens) { return kGroups * (kTileTokens / std::min(num_tokens, kTileTokens)); }
+    static int max_groups(int num_tokens) {
+        return num_tokens > kTileTokens ? kGroupsOfMany : kGroups * (kTileTokens / num_tokens);
+    }
 
     float* of_token(int i) { return values + i * num_rows; }
     int size() const { return num_tokens * num_rows; }
@@ -90,7 +98,7 @@ struct TileParts {
     int begin(int part) const { return num_tiles * part / count; }
 };
 
-int groups_per_task(const Compute& compute, const Matrix& weight);
+int groups_per_task(const Compute& compute, const Activations& in, const Matrix& weight);
 Tokens project_piece(const Compute& compute, const Activations& in, int tile, const Projection& projection,
                      int group_begin, int group_end, OutputPiece& piece);
 Tokens project_tile(const Compute& compute, const Activations& in, int tile, const Projection& projection,
@@ -98,7 +106,7 @@ Tokens project_tile(const Compute& compute, const Activations& in, int tile, con
 
 // One tile reads its weights once, at the speed of memory, which follows a run of neighbours best; of more tiles a task
 // is long, and none should wait behind another.
-inline Claim claim_of(const Activations& in) { return in.num_tiles() == 1 ? Claim::neighbours : Claim::one; }
+inline Claim claim_of(const Activations& in) { return in.n <= kTileTokens ? Claim::neighbours : Claim::one; }
 }  // namespace detail
 
 // out = weight x in (+ bias) for several weights of one input in one parallel region; `after(projection, tokens,
@@ -109,7 +117,7 @@ void project(const Compute& compute, const Activations& in, std::span<const Proj
     int chunk[kMaxProjections];
     int first_task[kMaxProjections + 1] = {0};
     for (size_t p = 0; p < projections.size(); ++p) {
-        chunk[p] = detail::groups_per_task(compute, *projections[p].weight);
+        chunk[p] = detail::groups_per_task(compute, in, *projections[p].weight);
         first_task[p + 1] = first_task[p] + (projections[p].weight->groups() + chunk[p] - 1) / chunk[p];
     }
     const detail::TileParts parts(in);
@@ -134,7 +142,7 @@ inline void project(const Compute& compute, const Activations& in, std::span<con
 // The same by pieces that nobody else sees: body(tile, group_begin, group_end) computes and uses one.
 template <class Body>
 void for_pieces(const Compute& compute, const Activations& in, const Matrix& weight, int groups_per_task, Body&& body) {
-    const int groups = weight.groups(), most = OutputPiece::max_groups(in.n);
+    const int groups = weight.groups(), most = OutputPiece::max_groups(std::min(in.n, in.tile_tokens()));
     const detail::TileParts parts(in);
     const int chunks = (groups + groups_per_task - 1) / groups_per_task;
     compute.pool.run(chunks * parts.count, detail::claim_of(in), [&](int index, int) {
@@ -151,8 +159,8 @@ void for_pieces(const Compute& compute, const Activations& in, const Matrix& wei
 template <class Before, class After>
 void project_pair(const Compute& compute, const Activations& in, const Projection& first, const Projection& second,
                   Before&& before, After&& after) {
-    int chunk =
-        std::min(detail::groups_per_task(compute, *first.weight), detail::groups_per_task(compute, *second.weight));
+    int chunk = std::min(detail::groups_per_task(compute, in, *first.weight),
+                         detail::groups_per_task(compute, in, *second.weight));
     for_pieces(compute, in, *first.weight, chunk, [&](int tile, int begin, int end) {
         OutputPiece one, other;
         before(tile, begin * kLanes, std::min(end * kLanes, first.weight->rows));

@@ -26,18 +26,19 @@ float* take_floats(Arena& arena, int n, int columns) {
 
 }  // namespace
 
-size_t StepBuffers::arena_bytes(const ModelPlan& plan, int n, int num_threads, int max_context) {
+size_t StepBuffers::arena_bytes(const KernelTable& kernels, const ModelPlan& plan, int n, int num_threads,
+                                int max_context) {
     size_t bytes = (plan.needs_entry ? 4 : 3) * floats(n, plan.width) + 2 * floats(n, plan.max_query) +
                    2 * floats(n, plan.max_kv) + floats(n, plan.max_channels) + floats(n, plan.max_gate) +
                    2 * floats(n, plan.max_state_heads) + floats(num_threads, plan.max_head_state) +
-                   2 * floats(n, plan.max_hidden) + QuantBuffers::arena_bytes(n, plan.widest_input()) +
-                   QuantBuffers::arena_bytes(n, plan.max_hidden);
+                   2 * floats(n, plan.max_hidden) + QuantBuffers::arena_bytes(kernels, n, plan.widest_input()) +
+                   QuantBuffers::arena_bytes(kernels, n, plan.max_hidden);
     bytes += (plan.num_streams > 1 ? 1 : 0) * floats(n, plan.num_streams * plan.width);
     bytes += (plan.has_beside ? 2 : 0) * floats(n, plan.width) + floats(n, plan.per_layer_width) +
              floats(num_threads, plan.per_layer_width);
     bytes += floats(n, plan.joined_width());
     bytes += 2 * floats(n, plan.max_parameters) + floats(n, plan.max_steps);
-    bytes += floats(n, plan.max_latent) + HeadScratch::arena_bytes(plan.max_head_input, num_threads);
+    bytes += floats(n, plan.max_latent) + HeadScratch::arena_bytes(kernels, plan.max_head_input, num_threads);
     for (const RopeSpec& rope : plan.ropes) bytes += floats(n, 2 * static_cast<int>(rope.inverse_frequencies.size()));
     if (plan.max_kv > 0)
         bytes += AttentionScratch::arena_bytes(hungriest(plan, num_threads, max_context), num_threads, max_context);
@@ -47,7 +48,8 @@ size_t StepBuffers::arena_bytes(const ModelPlan& plan, int n, int num_threads, i
     return bytes + 64 * 32;
 }
 
-StepBuffers StepBuffers::take(Arena& arena, const ModelPlan& plan, int n, int num_threads, int max_context) {
+StepBuffers StepBuffers::take(Arena& arena, const KernelTable& kernels, const ModelPlan& plan, int n, int num_threads,
+                              int max_context) {
     StepBuffers b{};
     b.x = take_floats(arena, n, plan.width);
     b.normed = take_floats(arena, n, plan.width);
@@ -59,7 +61,7 @@ StepBuffers StepBuffers::take(Arena& arena, const ModelPlan& plan, int n, int nu
     b.k = take_floats(arena, n, plan.max_kv);
     b.v = take_floats(arena, n, plan.max_kv);
     b.latent = take_floats(arena, n, plan.max_latent);
-    b.heads = HeadScratch::take(arena, plan.max_head_input, num_threads);
+    b.heads = HeadScratch::take(arena, kernels, plan.max_head_input, num_threads);
     b.convolved = take_floats(arena, n, plan.max_channels);
     b.output_gate = take_floats(arena, n, plan.max_gate);
     b.beta = take_floats(arena, n, plan.max_state_heads);
@@ -70,8 +72,8 @@ StepBuffers StepBuffers::take(Arena& arena, const ModelPlan& plan, int n, int nu
     b.state_work = take_floats(arena, num_threads, plan.max_head_state);
     b.gate = take_floats(arena, n, plan.max_hidden);
     b.up = take_floats(arena, n, plan.max_hidden);
-    b.quants = QuantBuffers::take(arena, n, plan.widest_input());
-    b.hidden_quants = QuantBuffers::take(arena, n, plan.max_hidden);
+    b.quants = QuantBuffers::take(arena, kernels, n, plan.widest_input());
+    b.hidden_quants = QuantBuffers::take(arena, kernels, n, plan.max_hidden);
     b.dense = plan.has_beside ? take_floats(arena, n, plan.width) : nullptr;
     b.beside_in = plan.has_beside ? take_floats(arena, n, plan.width) : nullptr;
     b.streams = plan.num_streams > 1 ? take_floats(arena, n, plan.num_streams * plan.width) : nullptr;

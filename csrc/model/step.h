@@ -40,8 +40,10 @@ struct StepBuffers {
     float* expert_weight;                    // (n, active)
     int32_t *expert_index, *expert_rows;     // (n, active), (n)
 
-    static size_t arena_bytes(const ModelPlan& plan, int n, int num_threads, int max_context);
-    static StepBuffers take(Arena& arena, const ModelPlan& plan, int n, int num_threads, int max_context);
+    static size_t arena_bytes(const KernelTable& kernels, const ModelPlan& plan, int n, int num_threads,
+                              int max_context);
+    static StepBuffers take(Arena& arena, const KernelTable& kernels, const ModelPlan& plan, int n, int num_threads,
+                            int max_context);
 };
 
 }  // namespace kvarn

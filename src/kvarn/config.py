@@ -2,7 +2,7 @@
 
 KVARN_HOME      the folder of everything that Kvarn stores; models in its `models/`, prefixes in its `prefix-cache/`
 KVARN_OFFLINE   1: never open a connection; HF_HUB_OFFLINE does the same
-KVARN_ISA       force one kernel table (scalar, avx2, avx512, avx512_vnni, neon, neon_dot, neon_i8mm)
+KVARN_ISA       force one kernel table (scalar, avx2, avx512, avx512_vnni, avx512_amx, neon, ...)
 KVARN_DEBUG     1: the command line shows tracebacks
 KVARN_API_KEY   key that `kvarn chat --url` and `kvarn bench serve` send to a server
 MILVUS_TOKEN    token of the Milvus that keeps collections, where no file has it

@@ -12,7 +12,7 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-TABLES: list[str] = kernels.tables()
+TABLES: list[str] = [*kernels.tables(), *kernels.emulated_tables()]
 TYPES = list(TensorType)
 QUANTIZED = [type_ for type_ in TensorType if type_.block_values > 1]
 F32_TOLERANCE = 2e-6  # of the sum of the terms' magnitudes; csrc/kernels/table.h
@@ -57,11 +57,39 @@ def random_activations(tokens: int, columns: int, seed: int = 1) -> Floats:
 
 
 def seen_by_kernel(table: str, type_: TensorType, x: Floats) -> Doubles:
-    """The activations as the matrix kernel of type_ multiplies them: quantised, unless the weights are floats."""
+    """The activations as the matrix kernel of type_ multiplies them: floats only where the weights are."""
     if type_.block_values == 1:
         return x.astype(np.float64)
+    if rounds(table):
+        return np.stack([rounded_by_kernel(table, row) for row in x]).astype(np.float64)
     rows = []
     for row in x:
         quants, scales, _, _ = kernels.quantize_row(table, row)
         rows.append((quants.reshape(-1, 32).astype(np.float64) * scales[:, None]).ravel())
     return np.stack(rows)
+
+
+def weights_of_kernel(table: str, type_: TensorType, weights: Floats) -> Doubles:
+    """Dequantised weights as the matrix kernel of type_ multiplies them: as they are, or rounded to bf16."""
+    return (rounded(weights) if rounds(table) and type_.block_values > 1 else weights).astype(np.float64)
+
+
+def rounds(table: str) -> bool:
+    """Whether products with quantised types round weights and activations to bf16."""
+    return kernels.round_row(table, np.zeros(32, np.float32)) is not None
+
+
+def rounded_by_kernel(table: str, x: Floats) -> Floats:
+    """What the table makes of a row, which has the even columns of each block first."""
+    blocks = floats_of_bf16(kernels.round_row(table, x)).reshape(-1, 2, 16)
+    return np.ascontiguousarray(blocks.transpose(0, 2, 1)).reshape(-1)
+
+
+def floats_of_bf16(bits: npt.NDArray[np.uint16]) -> Floats:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(x: Floats) -> Floats:
+    """Finite numbers to bf16, to nearest even."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    return floats_of_bf16(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16))

@@ -19,6 +19,7 @@ from tests.kernels.support import (
     random_matrix,
     seen_by_kernel,
     set_halves,
+    weights_of_kernel,
 )
 
 each_table = pytest.mark.parametrize("table", TABLES)
@@ -41,7 +42,7 @@ def multiply(table: str, type_: TensorType, raw: Bytes, rows: int, x: Floats, **
 def test_products_agree_with_double_arithmetic(table: str, type_: TensorType, rows: int) -> None:
     for columns in columns_of(type_):
         raw, x = random_matrix(type_, rows, columns), random_activations(5, columns)
-        weights = dequantize(raw, type_, (rows, columns)).astype(np.float64)
+        weights = weights_of_kernel(table, type_, dequantize(raw, type_, (rows, columns)))
         seen = seen_by_kernel(table, type_, x)
         error = np.abs(multiply(table, type_, raw, rows, x) - seen @ weights.T)
         assert (error <= F32_TOLERANCE * (np.abs(seen) @ np.abs(weights.T))).all()
@@ -104,7 +105,7 @@ def extreme_step(step: int, columns: int) -> Floats:
 def test_sums_of_extreme_quants_are_exact(table: str, type_: TensorType, fill: int) -> None:
     rows, columns = 16, 256
     raw = extreme_matrix(type_, fill, rows, columns)
-    weights = dequantize(raw, type_, (rows, columns)).astype(np.float64)
+    weights = weights_of_kernel(table, type_, dequantize(raw, type_, (rows, columns)))
     for step in range(columns // 32):
         x = extreme_step(step, columns)
         for tile_tokens in (1, 4):
@@ -135,3 +136,26 @@ def test_a_token_with_nan_spoils_no_other_token(table: str, type_: TensorType) -
     result = multiply(table, type_, raw, rows, x)
     assert np.isnan(result[1]).all()
     assert np.array_equal(result[[0, 2]], clean[[0, 2]])
+
+
+@each_table
+@each_quantized
+def test_many_rows_at_once_have_the_bits_of_a_few(table: str, type_: TensorType) -> None:
+    """Tables that round take more than a tile of rows in one call, and columns in several panels."""
+    rows, columns = 41, 1024
+    raw = random_matrix(type_, rows, columns)
+    for tokens in (33, 63, 65, 97):
+        x = random_activations(tokens, columns)
+        whole = multiply(table, type_, raw, rows, x)
+        assert np.array_equal(whole, multiply(table, type_, raw, rows, x, tile_tokens=32, groups_per_call=3))
+        assert np.array_equal(whole[-1:], multiply(table, type_, raw, rows, x[-1:]))
+
+
+@pytest.mark.skipif("avx512_amx" not in TABLES, reason="this CPU has no AMX")
+@each_quantized
+@pytest.mark.parametrize("scale", [1.0, 1e-37, 1e37], ids=["normal", "subnormal", "overflowing"])
+def test_tiles_in_software_have_the_bits_of_those_in_hardware(type_: TensorType, scale: float) -> None:
+    rows, columns = 43, 1280
+    raw, x = random_matrix(type_, rows, columns), random_activations(70, columns) * np.float32(scale)
+    hardware, software = (multiply(table, type_, raw, rows, x) for table in ("avx512_amx", "avx512_amx_emulated"))
+    assert np.array_equal(hardware, software, equal_nan=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvarn.backends.native._native import kernels
-from tests.kernels.support import F32_TOLERANCE, TABLES, Floats
+from tests.kernels.support import F32_TOLERANCE, TABLES, Floats, rounded, rounded_by_kernel, rounds
 
 pytestmark = pytest.mark.parametrize("table", TABLES)
 
@@ -69,6 +69,15 @@ def test_a_block_that_is_not_finite_gets_a_nan_scale(table: str, bad: float) -> 
     assert np.isnan(scales).tolist() == [False, True, False]
     assert np.isnan(sums).tolist() == [False, True, False]
     assert not quants[32:64].any()
+
+
+def test_rounded_rows_are_bf16_by_nearest_even(table: str) -> None:
+    if not rounds(table):
+        pytest.skip("this table quantises")
+    x = np.concatenate([normal(2048), normal(2048, scale=1e30), np.arange(2048, dtype=np.float32) / 8])
+    x[:4] = [1e-39, -1e-44, 0.0, -0.0]  # subnormals become zeros
+    expected = rounded(np.where(np.abs(x) < np.finfo(np.float32).tiny, np.float32(0), x))
+    assert np.array_equal(rounded_by_kernel(table, x), expected)
 
 
 @pytest.mark.parametrize("n", LENGTHS)

@@ -46,7 +46,7 @@ def _table() -> npt.NDArray[np.int32]:
     return scattered_table(32, 8)
 
 
-@pytest.fixture(params=_native.isa_names())
+@pytest.fixture(params=[*_native.isa_names(), *_native.kernels.emulated_tables()])
 def isa(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -16,6 +16,7 @@ import pytest
 
 from kvarn import LLM, Completion, EngineConfig, SamplingParams
 from kvarn.backends.batch import Batch, Float32
+from kvarn.backends.native import _native
 from kvarn.backends.native.backend import NativeBackend
 from kvarn.backends.protocol import Backend
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
@@ -51,6 +52,7 @@ NEW_KINDS = (
     *("gemma3n_text", "gemma4_text", "deepseek_v3", "llama4_text", "phimoe"),
     *("mamba2", "mamba", "falcon_h1", "nemotron_h", "granitemoehybrid", "lfm3"),
 )
+ISAS = [*_native.isa_names(), *_native.kernels.emulated_tables()]
 KINDS = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 
@@ -271,7 +273,18 @@ def interrupted(*_arguments: Any) -> Any:
 @pytest.mark.parametrize("kv_dtype", ["f32", "q8_0"])
 @KINDS
 def test_every_type_of_cache_keeps_the_promise(params: SamplingParams, kv_dtype: str, tmp_path: Path) -> None:
-    model = TinyModel("llama", tmp_path)
+    check_cuts(TinyModel("llama", tmp_path), params, kv_dtype)
+
+
+@pytest.mark.parametrize("isa", [name for name in ISAS if "amx" in name])
+@KINDS
+def test_tables_with_tiles_keep_the_promise(params: SamplingParams, isa: str, tmp_path: Path) -> None:
+    for arch in ("llama", "deepseek_v3"):  # the second has products with matrices of each head, and experts
+        check_cuts(TinyModel(arch, tmp_path / arch, lambda threads: NativeBackend(threads, isa)), params, "f16")
+
+
+def check_cuts(model: TinyModel, params: SamplingParams, kv_dtype: str) -> None:
+    """Prompts alone and together, in chunks of several sizes, on one and two threads."""
     mine = prompts(4, seed=3, low=30, high=90)
     expected = []
     for prompt in mine:

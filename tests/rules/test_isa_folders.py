@@ -26,14 +26,28 @@ INTRINSICS = {"immintrin.h", "arm_neon.h"}
 # Flags beside -std=c++20, as in CMakeLists.txt; a new ISA folder needs an entry here.
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
-X86 = {"avx2": AVX2, "avx512": AVX512, "avx512_vnni": [*AVX512, "-mavx512vnni"]}
+AVX512_BF16 = [*AVX512, "-mavx512vnni", "-mavx512vbmi", "-mavx512bf16"]
+X86 = {
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "avx512_vnni": [*AVX512, "-mavx512vnni"],
+    "avx512_amx": [*AVX512_BF16, "-mamx-tile", "-mamx-bf16"],
+    "avx512_amx_emulated": AVX512_BF16,
+}
 ARM = {
     "neon": ["-march=armv8-a"],
     "neon_dot": ["-march=armv8.2-a+dotprod"],
     "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
 }
 # Folders whose headers another may compile anew with its own flags; those headers define nothing but local symbols.
-PARENTS = {"avx512": ["avx2"], "avx512_vnni": ["avx2"], "neon_dot": ["neon"], "neon_i8mm": ["neon", "neon_dot"]}
+PARENTS = {
+    "avx512": ["avx2"],
+    "avx512_vnni": ["avx2"],
+    "avx512_amx": ["avx512_vnni"],
+    "avx512_amx_emulated": ["avx512_amx"],
+    "neon_dot": ["neon"],
+    "neon_i8mm": ["neon", "neon_dot"],
+}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 COMPILER = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)

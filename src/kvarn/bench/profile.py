@@ -23,7 +23,7 @@ REGIONS = {
     "products": ("matmul_",),
     "adapters": ("low_rank_",),
     "attention": ("attend_",),
-    "quantising": ("quantize_row",),
+    "quantising": ("quantize_row", "round_row"),
     "norms": ("rms_norm", "layer_norm"),
     "activations": ("silu_mul", "gelu", "sigmoid_mul"),
     "residual": ("add",),

@@ -38,7 +38,7 @@ class NativeBackend:
     lost = None
 
     def __init__(self, threads: int, isa: str | None = None, *, is_timed: bool = False) -> None:
-        if isa and isa not in _native.isa_names():
+        if isa and isa not in [*_native.isa_names(), *_native.kernels.emulated_tables()]:
             raise ConfigError(f"isa is {isa!r}; this machine and build have {', '.join(_native.isa_names())}")
         if not 1 <= threads <= MAX_THREADS:
             raise ConfigError(f"threads is {threads}; give 1 to {MAX_THREADS}")

@@ -113,5 +113,5 @@ def _footer(figures: dict[str, Any]) -> str:
     machine, limits = figures["machine"], figures["limits"]
     text = f"{machine['processor']}, {figures['threads']} threads, kernels {figures['isa'] or 'reference'}"
     if limits:
-        text += f"; measured limits: read {limits['read_gbps']} GB/s, u8 x s8 {limits['dot_gops']} GOP/s"
+        text += f"; measured limits: read {limits['read_gbps']} GB/s, products {limits['dot_gops']} GOP/s"
     return f"{text}; load {', '.join(map(str, machine['load']))}"
