@@ -29,7 +29,8 @@ from kvarn.types import Completion, TokenEvent
 if TYPE_CHECKING:
     import asyncio
 
-    from kvarn.engine.delivery.async_answers import AsyncAnswers, EventLoopBridge, OnArrival, Submit
+    from kvarn.engine.delivery.async_answers import AsyncAnswers, OnArrival, Submit
+    from kvarn.engine.delivery.event_loop_bridge import EventLoopBridge
     from kvarn.engine.process.remote_engine import RemoteEngine
 
 T = TypeVar("T")
@@ -173,7 +174,7 @@ class EngineClient:
         """The way from the engine's thread into the running event loop, shared by all its streams."""
         import asyncio
 
-        from kvarn.engine.delivery.async_answers import EventLoopBridge
+        from kvarn.engine.delivery.event_loop_bridge import EventLoopBridge
 
         loop = asyncio.get_running_loop()
         with self._bridges_lock:

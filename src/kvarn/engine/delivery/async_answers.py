@@ -12,18 +12,15 @@ Knows events; knows nothing of scheduling or HTTP.
 from __future__ import annotations
 
 import asyncio
-import time
-import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from kvarn.decoding.decoder import failed_commit
-from kvarn.engine.delivery.drain_pacing import DrainPacing
+from kvarn.engine.delivery.event_loop_bridge import EventLoopBridge
 from kvarn.engine.handle import OutputCollector
 from kvarn.engine.stream import AnswerText
 from kvarn.engine.submission import Submission
@@ -33,90 +30,6 @@ from kvarn.types import Completion, TokenEvent
 IndexedEvent = tuple[int, TokenEvent]  # which of the submissions it belongs to
 OnArrival = Callable[[int, TokenEvent], bool]  # called in the event loop; False: the event is not kept for readers
 Submit = Callable[[Sequence[Submission], Sequence[OutputCollector]], "Future[None]"]
-
-
-class EventLoopBridge:
-    """Calls what was posted, and lets readers look for tokens, all in one drain."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = weakref.ref(loop)
-        self.polling: dict[AsyncAnswers, None] = {}  # changed in the event loop alone
-        self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._is_scheduled = False
-        self._is_hurrying = False
-        self._num_steps = 0
-        self._num_arrived = 0  # answers that were submitted since the last drain
-        self._pacing = DrainPacing()
-        self._due_at = 0.0
-        self.is_behind = False  # what comes waits for the next drain
-
-    def post(self, function: Callable[..., None], *args: Any) -> None:
-        """Have function(*args) called in the event loop by the next drain; RuntimeError when that is closed."""
-        loop = self._open_loop()
-        self._posted.append((function, args))
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            loop.call_soon_threadsafe(self._drain_when_due)
-
-    def post_end(self, function: Callable[..., None], *args: Any) -> None:
-        """The same for the end of an answer, which no drain has to be due for: a client waits for it to go on."""
-        loop = self._open_loop()
-        self._posted.append((function, args))
-        if not self._is_hurrying:
-            self._is_hurrying = True
-            loop.call_soon_threadsafe(self._hurry)
-
-    def add_reader(self, reader: AsyncAnswers) -> None:
-        """Have a reader look for tokens in every drain. Called in the event loop."""
-        self.polling[reader] = None
-        self._num_arrived += 1
-
-    def _open_loop(self) -> asyncio.AbstractEventLoop:
-        loop = self.loop()
-        if loop is None or loop.is_closed():  # asked each time: a call it took before may never have been made
-            self._posted.clear()
-            raise RuntimeError("the event loop is closed")
-        return loop
-
-    def end_step(self) -> None:
-        """Let readers look for tokens. Called on the engine's thread after every step."""
-        self._num_steps += 1
-        if self.polling and not self._is_scheduled and (loop := self.loop()) is not None:
-            self._is_scheduled = True
-            with suppress(RuntimeError):  # the event loop is closed: no reader is left
-                loop.call_soon_threadsafe(self._drain_when_due)
-
-    def _drain_when_due(self) -> None:
-        loop = asyncio.get_running_loop()
-        if loop.time() < self._due_at:
-            loop.call_at(self._due_at, self._drain)
-        else:
-            self._drain()
-
-    def _drain(self) -> None:
-        # Cleared first: a post or a token while this runs is either seen below or schedules another drain.
-        self._is_scheduled = False
-        loop = asyncio.get_running_loop()
-        began_at, num_steps, cpu_s = loop.time(), self._num_steps, time.thread_time()
-        self._call_posted()
-        for reader in tuple(self.polling):
-            reader.poll()
-        loop.call_soon(self._end_drain, began_at, num_steps, cpu_s)  # after the tasks that this has woken
-
-    def _hurry(self) -> None:
-        self._is_hurrying = False  # cleared first, as above
-        self._call_posted()
-
-    def _call_posted(self) -> None:
-        while self._posted:
-            function, args = self._posted.popleft()
-            function(*args)
-
-    def _end_drain(self, began_at: float, num_steps: int, cpu_s: float) -> None:
-        work_s = time.thread_time() - cpu_s
-        self._due_at = self._pacing.next_at(began_at, work_s, num_steps, self._num_arrived)
-        self._num_arrived = 0
-        self.is_behind = self._due_at > began_at
 
 
 class PolledText:
@@ -182,7 +95,7 @@ class AsyncAnswers:
     async def submit(self, submissions: Sequence[Submission]) -> None:
         """Queue the submissions all together, or raise why none of them is accepted."""
         if self._polls_tokens:
-            self._bridge.add_reader(self)
+            self._bridge.polling[self] = None
         accepted = self._submit(submissions, self.collectors)
         if not accepted.done():
             told = asyncio.get_running_loop().create_future()
@@ -329,12 +242,14 @@ def _post_event(bridge: EventLoopBridge, add: Callable[[int, TokenEvent], None],
     post(add, index, event)
 
 
-def _post_accepted(bridge: EventLoopBridge, told: asyncio.Future[None], _: Future[None]) -> None:
+def _post_accepted(bridge: EventLoopBridge, told: asyncio.Future[None], accepted: Future[None]) -> None:
     with suppress(RuntimeError):  # the event loop is closed: nobody waits
-        bridge.post(_tell, told)
+        bridge.post(_tell, bridge, told, accepted)
 
 
-def _tell(told: asyncio.Future[None]) -> None:
+def _tell(bridge: EventLoopBridge, told: asyncio.Future[None], accepted: Future[None]) -> None:
+    if not accepted.cancelled() and accepted.exception() is None:
+        bridge.add_arrival()
     if not told.done():  # else whoever waited was cancelled
         told.set_result(None)
 

@@ -110,6 +110,7 @@ class CountingTransport(asyncio.Transport):
     def abort(self) -> None:
         if self._flush is not None:
             self._flush.cancel()
+            self._flush, self._held = None, b""
         self._inner.abort()
 
     def is_closing(self) -> bool:
