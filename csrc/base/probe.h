@@ -6,8 +6,8 @@
 
 namespace kvarn {
 
-// Operations a second (two for each product) of 8-bit dot products from the first-level cache, or of tiles of bf16, with
-// the instructions of the named kernel table, which this CPU must be able to run.
+// Operations a second (two for each product) of 8-bit dot products from the first-level cache, or of tiles of bf16,
+// with the instructions of the named kernel table, which this CPU must be able to run.
 double probe_dot(const std::string& table, double seconds);
 
 constexpr size_t kProbeChunk = size_t{1} << 20;

@@ -75,9 +75,8 @@ StepBuffers Model::prepare_step(Arena& arena, const BatchView& batch) {
     int context = *std::max_element(batch.context_lens, batch.context_lens + batch.num_sequences);
     context = (context + kSplitKeys - 1) / kSplitKeys * kSplitKeys;
     int threads = pool_->num_threads();
-    const bool has_tiles = kernels_.round_row != nullptr;  // each of their 16 rows is in a page of its own
-    const size_t bytes = StepBuffers::arena_bytes(kernels_, plan_, batch.num_tokens, threads, context);
-    arena.reserve(bytes, has_tiles && batch.num_tokens > kTileTokens);
+    const bool has_tiles = kernels_.round_row != nullptr && batch.num_tokens > kTileTokens;  // a page for each row
+    arena.reserve(StepBuffers::arena_bytes(kernels_, plan_, batch.num_tokens, threads, context), has_tiles);
     StepBuffers buffers = StepBuffers::take(arena, kernels_, plan_, batch.num_tokens, threads, context);
     buffers.runs = find_runs(batch, threads);
     if (!batch.adapters.empty()) buffers.adapters = std::make_shared<AdapterStep>(batch.adapters, batch.row_starts);

@@ -68,8 +68,8 @@ void Head::project_rows(std::span<const HeadRow> rows) {
     for (const HeadRow& row : rows) n += row.num_states();
     size_t vocab = static_cast<size_t>(vocab_size()), count = static_cast<size_t>(n);
     size_t states = count * static_cast<size_t>(width);
-    arena_.reserve(QuantBuffers::arena_bytes(model_.compute().kernels, n, width) + Arena::padded(states * sizeof(float)) +
-                   Arena::padded(count * vocab * sizeof(float)) + 256);
+    arena_.reserve(QuantBuffers::arena_bytes(model_.compute().kernels, n, width) +
+                   Arena::padded(states * sizeof(float)) + Arena::padded(count * vocab * sizeof(float)) + 256);
     QuantBuffers buffers = QuantBuffers::take(arena_, model_.compute().kernels, n, width);
     float* values = arena_.take<float>(states);
     logits_ = arena_.take<float>(count * vocab);

@@ -78,9 +78,7 @@ HeadScratch HeadScratch::take(Arena& arena, const KernelTable& kernels, int colu
 float* HeadScratch::values_of(int worker) const { return values + offset(worker * kTileTokens, columns); }
 
 // kTileTokens rows are whole blocks, whatever the number of columns.
-QuantBuffers HeadScratch::quants_of(int worker) const {
-    return quants.from(offset(worker * kTileTokens, columns));
-}
+QuantBuffers HeadScratch::quants_of(int worker) const { return quants.from(offset(worker * kTileTokens, columns)); }
 
 void project_heads(const Compute& compute, const std::vector<Matrix>& weights, const HeadRows& in, const HeadRows& out,
                    int n, const HeadScratch& scratch) {

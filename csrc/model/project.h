@@ -78,7 +78,7 @@ struct OutputPiece {
     static constexpr int kGroups = 16;  // of a whole tile, more of fewer tokens; four blocks that are quantised at once
     static constexpr int kGroupsOfMany = 4;  // of more tokens, whose rows are rounded: what is unpacked together
     int num_rows, num_tokens;                // values (num_tokens, num_rows)
-    alignas(64) float values[std::max(kTileTokens * kGroups, kRoundedTokens * kGroupsOfMany) * kLanes];
+    alignas(64) float values[std::max(kTileTokens * kGroups, kRoundedTokens* kGroupsOfMany) * kLanes];
 
     static int max_groups(int num_tokens) {
         return num_tokens > kTileTokens ? kGroupsOfMany : kGroups * (kTileTokens / num_tokens);
