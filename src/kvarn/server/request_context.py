@@ -59,6 +59,7 @@ class RequestContext:
         self.given = NO_FIELDS  # names in the body, one of which an error may speak of
         self.held = AsyncExitStack()  # closed when the response is out
         self._ended: threading.Event | None = None  # made when it is asked for: most requests need no thread
+        self._is_over = False
         self._http = http
         self._config = config
         self._threads = threads
@@ -71,6 +72,7 @@ class RequestContext:
 
     async def __aexit__(self, *_: object) -> None:
         """FastAPI comes here after the last byte, also when the client has disconnected."""
+        self._is_over = True
         if self._ended is not None:
             self._ended.set()
         await self.held.aclose()
@@ -80,6 +82,8 @@ class RequestContext:
         """Set when nobody waits for it any more: what threads do for it may stop."""
         if self._ended is None:
             self._ended = threading.Event()
+            if self._is_over:
+                self._ended.set()
         return self._ended
 
     def require_admin(self, words: str) -> None:
