@@ -42,7 +42,8 @@ def test_time_is_divided_among_kernels_other_code_and_waiting() -> None:
 
 def test_every_kernel_belongs_to_a_region() -> None:
     kernels = _native.kernel_ticks()
-    assert {name.lower() for name in kernels} == set(_native.kernel_origins("scalar"))
+    with_tiles = {"round_row"}  # tables without it quantise rows instead
+    assert {name.lower() for name in kernels} == set(_native.kernel_origins("scalar")) | with_tiles
     assert all(region_of(name) for name in kernels)
 
 
