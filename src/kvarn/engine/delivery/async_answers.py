@@ -1,12 +1,10 @@
 """From the engine's thread to the readers in an event loop: answers as they come, or whole.
 
-    engine's thread    appends to request.token_ids; closes request.text before the token that ends the answer;
-                       end_step() once a step, which wakes the event loop unless that is awake or behind
-    event loop         a drain: what was posted, then every answer takes the tokens that are there, as text, unless it
-                       is closed: the rest comes with its last event. Where the loop is behind, drains wait, but the
-                       ends of answers do not
+    engine's thread    appends to request.token_ids; closes request.text before the token that ends the answer
+    event loop         when a drain (event_loop_bridge) asks, every answer takes the tokens that are there, as text,
+                       unless it is closed: the rest comes with its last event
 
-Knows events; knows nothing of scheduling or HTTP.
+Knows events; knows nothing of scheduling or HTTP, nor when drains are due.
 """
 
 from __future__ import annotations
